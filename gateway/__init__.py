@@ -1,0 +1,1 @@
+"""The HTTP side: dialects, keys, admission, residency, supervision. Never mlx, never zmq."""

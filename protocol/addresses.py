@@ -1,0 +1,31 @@
+"""Where the sockets lie: short names in one private runtime directory."""
+
+import os
+from pathlib import Path
+
+SOCKET_PATH_MAX_BYTES = 103
+"""macOS: `sockaddr_un.sun_path` holds 104 bytes with its final NUL. Linux allows 107; the smaller limit holds everywhere."""
+
+
+class SocketPathTooLong(Exception):
+    """The runtime directory's path leaves no room for a socket's name."""
+
+
+def gateway_socket(runtime_directory: Path) -> Path:
+    """Where the gateway listens for its workers."""
+    return _checked(runtime_directory / "gateway.sock")
+
+
+def cachestore_socket(runtime_directory: Path) -> Path:
+    """Where the cachestore listens for workers (and for the gateway's questions)."""
+    return _checked(runtime_directory / "cachestore.sock")
+
+
+def _checked(path: Path) -> Path:
+    length = len(os.fsencode(path))
+    if length > SOCKET_PATH_MAX_BYTES:
+        raise SocketPathTooLong(
+            f"socket path {path} has {length} bytes, the limit is {SOCKET_PATH_MAX_BYTES}: "
+            "set a shorter runtime_directory in mlxd.toml"
+        )
+    return path

@@ -1,0 +1,186 @@
+"""The one file that knows ZeroMQ. Three endpoints over Unix sockets, each typed by what it reads and writes.
+
+- `Listener`: blocking, many peers (the cachestore).
+- `AsyncListener`: asyncio, many peers (the gateway).
+- `Peer`: blocking, one listener (a worker; also its cache thread). Another thread may `wake` it.
+
+A peer names itself; the listener sees that name with every message. Sends to a peer that is gone raise PeerGone.
+"""
+
+import os
+import select
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+import zmq
+import zmq.asyncio
+
+from protocol.framing import Codec, MalformedMessage
+
+Incoming = TypeVar("Incoming")
+Outgoing = TypeVar("Outgoing")
+
+_HIGH_WATER_MESSAGES = 10_000
+_LINGER_MILLISECONDS = 500
+_MAX_MESSAGE_BYTES = 256 * 1024 * 1024
+
+
+class PeerGone(Exception):
+    """No peer of that name is connected."""
+
+
+class Listener(Generic[Incoming, Outgoing]):
+    """Blocking server side. Use from one thread."""
+
+    def __init__(self, path: Path, incoming: type[Incoming]) -> None:
+        self._codec: Codec[Incoming, Outgoing] = Codec(incoming)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        _configure_router(self._socket)
+        self._socket.bind(_endpoint(path))
+        path.chmod(0o600)
+
+    def receive(self, timeout_seconds: float) -> tuple[bytes, Incoming] | None:
+        """The next message with its peer's name, or None in time. Raises MalformedMessage for bytes that are none."""
+        if not self._socket.poll(int(timeout_seconds * 1000)):
+            return None
+        return _split(self._codec, self._socket.recv_multipart())
+
+    def send(self, peer: bytes, message: Outgoing) -> None:
+        try:
+            self._socket.send_multipart([peer, self._codec.encode(message)], zmq.DONTWAIT)
+        except zmq.ZMQError as why:
+            raise PeerGone(str(why)) from None
+
+    def close(self) -> None:
+        self._socket.close(_LINGER_MILLISECONDS)
+        self._context.term()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncListener(Generic[Incoming, Outgoing]):
+    """Asyncio server side. Use from one event loop."""
+
+    def __init__(self, path: Path, incoming: type[Incoming]) -> None:
+        self._codec: Codec[Incoming, Outgoing] = Codec(incoming)
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        _configure_router(self._socket)
+        self._socket.bind(_endpoint(path))
+        path.chmod(0o600)
+
+    async def receive(self) -> tuple[bytes, Incoming]:
+        """The next message with its peer's name. Raises MalformedMessage for bytes that are none."""
+        return _split(self._codec, await self._socket.recv_multipart())
+
+    async def send(self, peer: bytes, message: Outgoing) -> None:
+        try:
+            await self._socket.send_multipart([peer, self._codec.encode(message)], zmq.DONTWAIT)
+        except zmq.ZMQError as why:
+            raise PeerGone(str(why)) from None
+
+    def close(self) -> None:
+        self._socket.close(_LINGER_MILLISECONDS)
+        self._context.term()
+
+
+class Peer(Generic[Incoming, Outgoing]):
+    """Blocking client side: one thread owns it, any thread may call `wake`."""
+
+    def __init__(self, path: Path, name: bytes, incoming: type[Incoming]) -> None:
+        self._codec: Codec[Incoming, Outgoing] = Codec(incoming)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, name)
+        _configure(self._socket)
+        self._socket.connect(_endpoint(path))
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+
+    def receive(self, timeout_seconds: float) -> list[Incoming]:
+        """All messages waiting; blocks up to the timeout when there is none and nobody called `wake`.
+
+        Raises MalformedMessage for bytes that are none; what came before them is given by the next call.
+        """
+        if not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            self._wait(timeout_seconds)
+        messages: list[Incoming] = []
+        while True:
+            try:
+                data = self._socket.recv(zmq.DONTWAIT)
+            except zmq.Again:
+                return messages
+            messages.append(self._codec.decode(data))
+
+    def send(self, message: Outgoing) -> None:
+        """Queue a message. Raises PeerGone when the other side reads nothing for so long that the queue is full."""
+        try:
+            self._socket.send(self._codec.encode(message), zmq.DONTWAIT)
+        except zmq.Again:
+            raise PeerGone("the queue to the listener is full") from None
+
+    def wake(self) -> None:
+        """End the current or the next `receive` early. Safe from any thread."""
+        try:
+            os.write(self._wake_write, b"w")
+        except BlockingIOError:
+            pass  # a full pipe wakes as well
+
+    def close(self) -> None:
+        self._socket.close(_LINGER_MILLISECONDS)
+        self._context.term()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _wait(self, timeout_seconds: float) -> None:
+        # ZeroMQ's descriptor is edge-triggered: look at EVENTS again after each wake-up of it.
+        poller = select.poll()
+        poller.register(self._wake_read, select.POLLIN)
+        poller.register(self._socket.getsockopt(zmq.FD), select.POLLIN)
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            if self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                return
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            ready = poller.poll(left * 1000)
+            if any(descriptor == self._wake_read for descriptor, _ in ready):
+                try:
+                    os.read(self._wake_read, 4096)
+                except BlockingIOError:
+                    pass
+                return
+
+
+def _endpoint(path: Path) -> str:
+    return f"ipc://{path}"
+
+
+def _configure(socket: "zmq.Socket[bytes]") -> None:
+    socket.setsockopt(zmq.SNDHWM, _HIGH_WATER_MESSAGES)
+    socket.setsockopt(zmq.RCVHWM, _HIGH_WATER_MESSAGES)
+    socket.setsockopt(zmq.LINGER, _LINGER_MILLISECONDS)
+    socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
+
+
+def _configure_router(socket: "zmq.Socket[bytes]") -> None:
+    _configure(socket)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that reconnects under its name replaces the dead connection
+
+
+def _split(codec: "Codec[Incoming, Outgoing]", frames: list[bytes]) -> tuple[bytes, Incoming]:
+    if len(frames) != 2:
+        raise MalformedMessage(f"{len(frames)} frames instead of a peer name and one message")
+    return frames[0], codec.decode(frames[1])

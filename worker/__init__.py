@@ -1,0 +1,1 @@
+"""One MLX model in one process: tokenizer, template, scheduler, engine. Never HTTP."""
