@@ -4,12 +4,11 @@
 - `AsyncListener`: asyncio, many peers (the gateway).
 - `Peer`: blocking, one listener (a worker; also its cache thread). Another thread may `wake` it.
 
-A peer names itself; the listener sees that name with every message. Sends to a peer that is gone raise PeerGone.
+A peer names itself; the listener sees that name with every message. Bytes that are no message are received as a
+MalformedMessage value, so that one bad peer cannot end anybody's loop. Sends to a peer that is gone raise PeerGone.
 """
 
 import os
-import select
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import Generic, Self, TypeVar
@@ -42,8 +41,8 @@ class Listener(Generic[Incoming, Outgoing]):
         self._socket.bind(_endpoint(path))
         path.chmod(0o600)
 
-    def receive(self, timeout_seconds: float) -> tuple[bytes, Incoming] | None:
-        """The next message with its peer's name, or None in time. Raises MalformedMessage for bytes that are none."""
+    def receive(self, timeout_seconds: float) -> tuple[bytes, Incoming | MalformedMessage] | None:
+        """The next message with its peer's name, or None when the timeout passed."""
         if not self._socket.poll(int(timeout_seconds * 1000)):
             return None
         return _split(self._codec, self._socket.recv_multipart())
@@ -78,8 +77,8 @@ class AsyncListener(Generic[Incoming, Outgoing]):
         self._socket.bind(_endpoint(path))
         path.chmod(0o600)
 
-    async def receive(self) -> tuple[bytes, Incoming]:
-        """The next message with its peer's name. Raises MalformedMessage for bytes that are none."""
+    async def receive(self) -> tuple[bytes, Incoming | MalformedMessage]:
+        """The next message with its peer's name."""
         return _split(self._codec, await self._socket.recv_multipart())
 
     async def send(self, peer: bytes, message: Outgoing) -> None:
@@ -106,21 +105,22 @@ class Peer(Generic[Incoming, Outgoing]):
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._wake_read, zmq.POLLIN)
 
-    def receive(self, timeout_seconds: float) -> list[Incoming]:
-        """All messages waiting; blocks up to the timeout when there is none and nobody called `wake`.
-
-        Raises MalformedMessage for bytes that are none; what came before them is given by the next call.
-        """
-        if not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
-            self._wait(timeout_seconds)
-        messages: list[Incoming] = []
+    def receive(self, timeout_seconds: float) -> list[Incoming | MalformedMessage]:
+        """All messages waiting; blocks up to the timeout when there is none and nobody called `wake`."""
+        ready = dict(self._poller.poll(max(0, int(timeout_seconds * 1000))))
+        if self._wake_read in ready:
+            os.read(self._wake_read, 4096)
+        messages: list[Incoming | MalformedMessage] = []
         while True:
             try:
                 data = self._socket.recv(zmq.DONTWAIT)
             except zmq.Again:
                 return messages
-            messages.append(self._codec.decode(data))
+            messages.append(_decoded(self._codec, data))
 
     def send(self, message: Outgoing) -> None:
         """Queue a message. Raises PeerGone when the other side reads nothing for so long that the queue is full."""
@@ -142,26 +142,6 @@ class Peer(Generic[Incoming, Outgoing]):
         os.close(self._wake_read)
         os.close(self._wake_write)
 
-    def _wait(self, timeout_seconds: float) -> None:
-        # ZeroMQ's descriptor is edge-triggered: look at EVENTS again after each wake-up of it.
-        poller = select.poll()
-        poller.register(self._wake_read, select.POLLIN)
-        poller.register(self._socket.getsockopt(zmq.FD), select.POLLIN)
-        deadline = time.monotonic() + timeout_seconds
-        while True:
-            if self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
-                return
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return
-            ready = poller.poll(left * 1000)
-            if any(descriptor == self._wake_read for descriptor, _ in ready):
-                try:
-                    os.read(self._wake_read, 4096)
-                except BlockingIOError:
-                    pass
-                return
-
 
 def _endpoint(path: Path) -> str:
     return f"ipc://{path}"
@@ -180,7 +160,16 @@ def _configure_router(socket: "zmq.Socket[bytes]") -> None:
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that reconnects under its name replaces the dead connection
 
 
-def _split(codec: "Codec[Incoming, Outgoing]", frames: list[bytes]) -> tuple[bytes, Incoming]:
+def _split(
+    codec: "Codec[Incoming, Outgoing]", frames: list[bytes]
+) -> tuple[bytes, Incoming | MalformedMessage]:
     if len(frames) != 2:
-        raise MalformedMessage(f"{len(frames)} frames instead of a peer name and one message")
-    return frames[0], codec.decode(frames[1])
+        return frames[0], MalformedMessage(f"{len(frames)} frames instead of a peer name and one message")
+    return frames[0], _decoded(codec, frames[1])
+
+
+def _decoded(codec: "Codec[Incoming, Outgoing]", data: bytes) -> Incoming | MalformedMessage:
+    try:
+        return codec.decode(data)
+    except MalformedMessage as malformed:
+        return malformed
