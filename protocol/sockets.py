@@ -1,7 +1,8 @@
-"""The one file that knows ZeroMQ. Three endpoints over Unix sockets, each typed by what it reads and writes.
+"""The one file that knows ZeroMQ. Four endpoints over Unix sockets, each typed by what it reads and writes.
 
 - `Listener`: blocking, many peers (the cachestore).
 - `AsyncListener`: asyncio, many peers (the gateway).
+- `AsyncPeer`: asyncio, one listener (the gateway, towards the cachestore).
 - `Peer`: blocking, one listener (a worker; also its cache thread). Another thread may `wake` it.
 
 A peer names itself; the listener sees that name with every message. Bytes that are no message are received as a
@@ -86,6 +87,33 @@ class AsyncListener(Generic[Incoming, Outgoing]):
             await self._socket.send_multipart([peer, self._codec.encode(message)], zmq.DONTWAIT)
         except zmq.ZMQError as why:
             raise PeerGone(str(why)) from None
+
+    def close(self) -> None:
+        self._socket.close(_LINGER_MILLISECONDS)
+        self._context.term()
+
+
+class AsyncPeer(Generic[Incoming, Outgoing]):
+    """Asyncio client side. Use from one event loop."""
+
+    def __init__(self, path: Path, name: bytes, incoming: type[Incoming]) -> None:
+        self._codec: Codec[Incoming, Outgoing] = Codec(incoming)
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, name)
+        _configure(self._socket)
+        self._socket.connect(_endpoint(path))
+
+    async def receive(self) -> Incoming | MalformedMessage:
+        """The next message."""
+        return _decoded(self._codec, await self._socket.recv())
+
+    async def send(self, message: Outgoing) -> None:
+        """Queue a message. Raises PeerGone when the other side reads nothing for so long that the queue is full."""
+        try:
+            await self._socket.send(self._codec.encode(message), zmq.DONTWAIT)
+        except zmq.Again:
+            raise PeerGone("the queue to the listener is full") from None
 
     def close(self) -> None:
         self._socket.close(_LINGER_MILLISECONDS)

@@ -1,0 +1,61 @@
+"""One request's events on their way from its worker to its HTTP handler."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from protocol.generation import Delta, Failed, Finished, RequestEvent
+from protocol.ids import RequestId
+
+
+class Reply:
+    """An async iterator of one request's events, which ends after exactly one Finished or Failed.
+
+    Bounded: deltas that nobody has read yet are merged into one, so a slow reader holds one string, not a queue.
+    Only the dispatch task calls `put`; only the handler iterates. `cancel` is idempotent and safe after the end.
+    """
+
+    def __init__(self, request_id: RequestId, on_cancel: Callable[[RequestId], None]) -> None:
+        self.request_id = request_id
+        self._on_cancel = on_cancel
+        self._events: deque[RequestEvent] = deque()
+        self._arrived = asyncio.Event()
+        self._complete = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the last event was put (read or not)."""
+        return self._complete
+
+    def put(self, event: RequestEvent) -> None:
+        """Add an event; ignored once the reply is complete, so nothing can end twice."""
+        if self._complete:
+            return
+        last = self._events[-1] if self._events else None
+        if isinstance(event, Delta) and isinstance(last, Delta):
+            self._events[-1] = Delta(
+                request_id=event.request_id,
+                text=last.text + event.text,
+                tokens=last.tokens + event.tokens,
+                logprobs=last.logprobs + event.logprobs,
+            )
+        else:
+            self._events.append(event)
+        self._complete = isinstance(event, (Finished, Failed))
+        self._arrived.set()
+
+    def cancel(self) -> None:
+        """The client is gone."""
+        if not self._complete:
+            self._on_cancel(self.request_id)
+
+    def __aiter__(self) -> "Reply":
+        return self
+
+    async def __anext__(self) -> RequestEvent:
+        while not self._events:
+            if self._complete:
+                raise StopAsyncIteration
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._events.popleft()
