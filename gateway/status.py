@@ -1,0 +1,74 @@
+"""What the service says about itself: written by dispatch, read by the operations routes and the command line."""
+
+from typing import Literal, Protocol
+
+from msgspec import Struct
+
+from protocol.blocks import Described
+from protocol.generation import Ready
+from protocol.ids import Incarnation, ModelName
+
+ModelState = Literal["absent", "starting", "ready", "draining", "backing_off", "given_up"]
+"""Where a model's process is in its life. `absent` is a known model that nobody asked for yet."""
+
+
+class LastExit(Struct, frozen=True, kw_only=True):
+    """How a child ended last. Exactly one of `exit_code` and `signal` is set, unless it never started.
+
+    `stderr_tail` holds its last lines, which hold no prompt: children do not log prompts.
+    """
+
+    reason: str
+    at_unix: float
+    exit_code: int | None = None
+    signal: int | None = None
+    stderr_tail: tuple[str, ...] = ()
+
+
+class ModelStatus(Struct, frozen=True, kw_only=True):
+    """One model that dispatch knows of. A model of the catalog without an entry is `absent`.
+
+    `stuck_reason` is set while the model has work and its step loop made no step within its limit; it says so in
+    words that an operator can act on.
+    """
+
+    name: ModelName
+    state: ModelState
+    since_unix: float
+    pid: int | None = None
+    incarnation: Incarnation = Incarnation(0)
+    restarts: int = 0
+    limits: Ready | None = None
+    last_exit: LastExit | None = None
+    open_requests: int = 0
+    waiting_requests: int = 0
+    steps: int = 0
+    seconds_since_pong: float | None = None
+    retry_after_seconds: float | None = None
+    memory_bytes: int | None = None
+    stuck_reason: str | None = None
+
+
+class CachestoreStatus(Struct, frozen=True, kw_only=True):
+    """The cachestore's process and its books; `books` is None until it described itself."""
+
+    state: ModelState
+    since_unix: float
+    pid: int | None = None
+    incarnation: Incarnation = Incarnation(0)
+    restarts: int = 0
+    last_exit: LastExit | None = None
+    books: Described | None = None
+
+
+class ServiceStatus(Struct, frozen=True, kw_only=True):
+    """Everything dispatch knows, at one moment. `cachestore` is None when caching on disk is off."""
+
+    models: tuple[ModelStatus, ...] = ()
+    cachestore: CachestoreStatus | None = None
+
+
+class StatusSource(Protocol):
+    """Whoever can say how the service is. Called on the event loop; must not block."""
+
+    def status(self) -> ServiceStatus: ...
