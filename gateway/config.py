@@ -1,0 +1,272 @@
+"""What the operator may set: one frozen `Settings`, read once from a TOML file and passed on as a value.
+
+`settings_from` decides; `load_settings` reads the file; `prepare_directories` makes the private directories.
+"""
+
+import hashlib
+import os
+import re
+import stat
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+import msgspec
+from msgspec import Meta, Struct
+
+from protocol.addresses import SocketPathTooLong, cachestore_socket, gateway_socket
+from protocol.launch import PersistPolicy
+
+LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
+
+_UNIT_BYTES = {
+    "": 1, "b": 1,
+    "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
+_BYTE_SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,6})?)\s*([A-Za-z]*)\s*")
+
+
+class SettingsError(Exception):
+    """The settings cannot be used. One line: where, which key, what is allowed."""
+
+
+class ByteSize(int):
+    """A number of bytes, written in TOML as an integer or as text: "50GB" (decimal) or "2GiB" (binary)."""
+
+
+class LocalPath(str):
+    """A path in TOML: `~` is the home directory, a relative one starts at the file's own directory."""
+
+
+def parse_byte_size(value: object) -> ByteSize:
+    """Bytes of `50_000_000_000`, `"50GB"`, `"1.5 GiB"`. Raises ValueError that says what is allowed."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return ByteSize(value)
+    if isinstance(value, str) and (match := _BYTE_SIZE.fullmatch(value)):
+        number, unit = match.groups()
+        if (factor := _UNIT_BYTES.get(unit.lower())) is not None:
+            whole, _, fraction = number.partition(".")
+            # Integers all the way: a float would round large sizes.
+            return ByteSize(int(whole) * factor + (int(fraction) * factor // 10 ** len(fraction) if fraction else 0))
+    raise ValueError('expected a size in bytes: an integer, or text such as "50GB" or "2GiB"')
+
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(ge=0)]
+
+
+class CacheSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={
+    "quota_bytes": "quota", "free_floor_bytes": "free_floor",
+}):  # fmt: skip
+    """The KV cache on disk. `free_floor_bytes` stay free on its volume, whatever the quota says."""
+
+    directory: LocalPath
+    quota_bytes: ByteSize = ByteSize(50 * 1024**3)
+    free_floor_bytes: ByteSize = ByteSize(5 * 1024**3)
+    persist: PersistPolicy = "second-touch"
+
+
+class WorkerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={
+    "hot_cache_bytes": "hot_cache",
+}):  # fmt: skip
+    """What every worker gets. `context_tokens` None means what the model itself allows."""
+
+    max_rows: Annotated[int, Meta(ge=1, le=256)] = 16
+    hot_cache_bytes: ByteSize = ByteSize(2 * 1024**3)
+    context_tokens: Positive | None = None
+    prefill_slice_seconds: Annotated[float, Meta(gt=0, le=10)] = 0.2
+
+
+class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={
+    "max_body_bytes": "max_body",
+}):  # fmt: skip
+    """Bounds on what clients may ask. `max_queued_requests` counts, per model, those that do not run yet."""
+
+    max_body_bytes: ByteSize = ByteSize(32 * 1024**2)
+    max_queued_requests: Positive = 64
+    load_timeout_seconds: Seconds = 600.0
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All of it. `home` comes from MLXD_HOME, never from the file."""
+
+    home: LocalPath
+    host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8321
+    models_directories: tuple[LocalPath, ...]
+    runtime_directory: LocalPath
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    drain_seconds: Seconds = 30.0
+    log_level: LogLevel = "info"
+    worker_command: Annotated[tuple[str, ...], Meta(min_length=1)] = (sys.executable, "-P", "-m", "worker")
+    cachestore_command: Annotated[tuple[str, ...], Meta(min_length=1)] = (sys.executable, "-P", "-m", "cachestore")
+    cache: CacheSettings
+    worker: WorkerSettings = WorkerSettings()
+    limits: LimitSettings = LimitSettings()
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        return self.host in LOOPBACK_HOSTS
+
+    @property
+    def keys_path(self) -> Path:
+        return Path(self.home) / "keys.json"
+
+    @property
+    def local_salt_path(self) -> Path:
+        """The cache scope of keyless local callers; a secret, so that it survives restarts."""
+        return Path(self.home) / "local_scope"
+
+    @property
+    def admin_token_path(self) -> Path:
+        return Path(self.runtime_directory) / "admin.token"
+
+    @property
+    def service_path(self) -> Path:
+        """Where a running service says how to reach it."""
+        return Path(self.runtime_directory) / "service.json"
+
+
+_CHOICES = {"log_level": get_args(LogLevel), "cache.persist": get_args(PersistPolicy)}
+
+
+def home_directory(environment: Mapping[str, str]) -> Path:
+    """MLXD_HOME or ~/.mlxd. Raises SettingsError when neither can be known (launchd daemons have no HOME)."""
+    if chosen := environment.get("MLXD_HOME"):
+        return Path(chosen).expanduser().absolute()
+    if user_home := environment.get("HOME"):
+        return Path(user_home).absolute() / ".mlxd"
+    raise SettingsError("no home directory: set MLXD_HOME to a directory that mlxd may write to")
+
+
+def default_runtime_directory(home: Path, *, user_id: int) -> Path:
+    """`home/run`, or a short private directory when socket paths there would be too long for the system.
+
+    Depends on nothing but its arguments (not on TMPDIR), so the service and the command line agree.
+    """
+    preferred = home / "run"
+    try:
+        gateway_socket(preferred)
+        cachestore_socket(preferred)
+    except SocketPathTooLong:
+        digest = hashlib.blake2b(os.fsencode(home), digest_size=6).hexdigest()
+        return Path("/tmp") / f"mlxd-{user_id}-{digest}"  # noqa: S108  (0700 and ours: prepare_directories checks)
+    return preferred
+
+
+def settings_from(
+    document: Mapping[str, object], *, home: Path, base: Path, user_id: int, source: str = "settings"
+) -> Settings:
+    """Decide the settings from a parsed TOML document. Relative paths start at `base`.
+
+    Raises SettingsError with one line: `source`, the key, what is allowed.
+    """
+    if "home" in document:
+        raise SettingsError(f"{source}: home: not a setting; set the environment variable MLXD_HOME instead")
+    cache = document.get("cache", {})
+    filled: dict[str, object] = {
+        "models_directories": [str(home / "models")],
+        "runtime_directory": str(default_runtime_directory(home, user_id=user_id)),
+        **document,
+        "home": str(home),
+        # A cache that is no table is left for the conversion to refuse.
+        "cache": {"directory": str(home / "cache"), **cache} if isinstance(cache, dict) else cache,
+    }
+
+    def decode(kind: type, value: object) -> object:
+        if kind is ByteSize:
+            return parse_byte_size(value)
+        if kind is LocalPath:
+            if not isinstance(value, str) or not value or "\0" in value:
+                raise ValueError("expected a path as text")
+            return LocalPath(_expanded(value, base=base))
+        raise NotImplementedError(kind)
+
+    try:
+        settings = msgspec.convert(filled, Settings, dec_hook=decode)
+        gateway_socket(Path(settings.runtime_directory))
+        cachestore_socket(Path(settings.runtime_directory))
+    except msgspec.ValidationError as why:
+        raise SettingsError(f"{source}: {_readable(str(why))}") from None
+    except SocketPathTooLong as why:
+        raise SettingsError(f"{source}: runtime_directory: {why}") from None
+    return settings
+
+
+def load_settings(path: Path | None, *, home: Path, overrides: Mapping[str, object] | None = None) -> Settings:
+    """Read `path`, or `home/mlxd.toml` if there is one. `overrides` are top-level keys from the command line.
+
+    Raises SettingsError.
+    """
+    source = path if path is not None else home / "mlxd.toml"
+    document: dict[str, object] = {}
+    try:
+        document = tomllib.loads(source.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if path is not None:
+            raise SettingsError(f"{source}: no such file; name an existing one with --config") from None
+    except tomllib.TOMLDecodeError as why:
+        raise SettingsError(f"{source}: not valid TOML: {why}") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{source}: not valid TOML: save the file as UTF-8") from None
+    except OSError as why:
+        raise SettingsError(f"{source}: cannot be read ({why.strerror}); check its path and permissions") from None
+    return settings_from(
+        {**document, **(overrides or {})},
+        home=home,
+        base=source.absolute().parent,
+        user_id=os.getuid(),
+        source=str(source),
+    )
+
+
+def prepare_directories(settings: Settings) -> None:
+    """Make the home and the runtime directory, private to this user. Raises SettingsError if one cannot be.
+
+    The cache directory is the cachestore's to make.
+    """
+    home, runtime = Path(settings.home), Path(settings.runtime_directory)
+    _make_private(home.resolve())
+    # Not resolved: in a shared temporary directory a symlink may be somebody else's trap.
+    _make_private(runtime)
+
+
+def _make_private(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        facts = path.lstat()
+    except OSError as why:
+        raise SettingsError(
+            f"{path}: cannot make this directory ({why.strerror}); choose another in mlxd.toml"
+        ) from None
+    if not stat.S_ISDIR(facts.st_mode):
+        raise SettingsError(f"{path}: is not a directory; move it away or choose another in mlxd.toml")
+    if facts.st_uid != os.getuid():
+        raise SettingsError(f"{path}: belongs to another user; remove it or choose another directory in mlxd.toml")
+    if facts.st_mode & 0o077:
+        path.chmod(0o700)
+
+
+def _expanded(value: str, *, base: Path) -> str:
+    return os.path.normpath(base / Path(value).expanduser())
+
+
+def _readable(why: str) -> str:
+    """msgspec's "… - at `$.cache.quota`" as "cache.quota: …"."""
+    text, separator, place = why.rpartition(" - at `")
+    if not separator:
+        text, place = why, "$`"
+    key = place.rstrip("`").removeprefix("$").removeprefix(".")
+    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", text):
+        name = f"{key}.{unknown.group(1)}" if key else unknown.group(1)
+        return f"{name}: no such setting; deploy/mlxd.toml lists them all"
+    if text.startswith("Invalid enum value") and key in _CHOICES:
+        return f"{key}: expected one of {', '.join(map(repr, _CHOICES[key]))}"
+    text = text[:1].lower() + text[1:]
+    return f"{key}: {text}" if key else text
