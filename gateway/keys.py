@@ -1,0 +1,185 @@
+"""API keys: named, kept as hashes in one private file, reloaded when it changes.
+
+A key is shown once, when it is made. The file holds its SHA-256 (enough: a key is 256 random bits, so there is
+nothing to guess) and a secret cache salt, so that equal prompts of two keys never share a prefix.
+"""
+
+import fcntl
+import hashlib
+import hmac
+import os
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import structlog
+from msgspec import Struct
+
+from gateway.private_files import FileNotPrivate, read_private, write_private
+
+KEY_PREFIX = "mlxd-"
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_log = structlog.get_logger("mlxd.keys")
+
+
+class KeysError(Exception):
+    """The key file cannot be used, or a change to it is refused. One line that says what to do."""
+
+
+class KeyRecord(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One key. `sha256` and `cache_salt` are hexadecimal."""
+
+    name: str
+    sha256: str
+    created_unix: int
+    cache_salt: str
+
+    @property
+    def cache_scope(self) -> bytes:
+        return bytes.fromhex(self.cache_salt)
+
+
+class KeyFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file as a whole."""
+
+    version: int = 1
+    keys: tuple[KeyRecord, ...] = ()
+
+
+def digest_of(presented: str) -> str:
+    """What the file keeps of a key. Any text is fine: a header may hold anything."""
+    return hashlib.sha256(presented.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def match_key(records: Sequence[KeyRecord], presented: str) -> KeyRecord | None:
+    """The record of this key. Takes the same time whichever record matches, or none."""
+    digest = digest_of(presented).encode()
+    found: KeyRecord | None = None
+    for record in records:
+        if hmac.compare_digest(record.sha256.encode(), digest):
+            found = record
+    return found
+
+
+def parse_keys(data: bytes, *, source: str) -> KeyFile:
+    """Raises KeysError, which never quotes the content."""
+    try:
+        file = msgspec.json.decode(data, type=KeyFile)
+        for record in file.keys:
+            if len(bytes.fromhex(record.sha256)) != 32 or len(record.cache_scope) != 32:
+                raise ValueError("sha256 and cache_salt must have 64 hexadecimal digits")
+    except (msgspec.DecodeError, ValueError) as why:
+        raise KeysError(f"{source} is damaged ({why}); restore it, or move it away and add the keys again") from None
+    if file.version != 1:
+        raise KeysError(f"{source} has version {file.version}, this mlxd reads version 1; upgrade mlxd")
+    return file
+
+
+class Keyring:
+    """The keys of a running service. `records` is as fresh as the last `refresh`."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises KeysError when the file is there and cannot be used."""
+        self._path = path
+        self._seen = _signature(path)
+        self._records = _load(path).keys
+
+    @property
+    def records(self) -> tuple[KeyRecord, ...]:
+        return self._records
+
+    def refresh(self) -> None:
+        """Reload if the file changed. A file that turned bad or vanished locks nobody in or out: the keys stay
+        as they were and the log says so. Removing the last key leaves a file with an empty list instead."""
+        signature = _signature(self._path)
+        if signature == self._seen:
+            return
+        self._seen = signature
+        try:
+            if signature is None and self._records:
+                raise KeysError(f"{self._path} vanished; restore it, or restart mlxd to serve without those keys")
+            self._records = _load(self._path).keys
+        except KeysError as why:
+            _log.error("keys_kept_as_they_were", reason=str(why))
+        else:
+            _log.info("keys_reloaded", keys=len(self._records))
+
+    def match(self, presented: str) -> KeyRecord | None:
+        return match_key(self._records, presented)
+
+
+def list_keys(path: Path) -> tuple[KeyRecord, ...]:
+    """Raises KeysError."""
+    return _load(path).keys
+
+
+def add_key(path: Path, name: str, *, now_unix: int) -> str:
+    """Add a key under a new name and return it: the only time it can be seen. Raises KeysError."""
+    if not _NAME.fullmatch(name):
+        raise KeysError("a key's name has 1 to 64 letters, digits, dots, dashes or underscores; choose such a name")
+    key = KEY_PREFIX + secrets.token_urlsafe(32)
+    with _exclusive(path):
+        records = _load(path).keys
+        if any(record.name == name for record in records):
+            raise KeysError(f"there is a key named {name!r}; remove it first, or choose another name")
+        record = KeyRecord(name=name, sha256=digest_of(key), created_unix=now_unix, cache_salt=secrets.token_hex(32))
+        _store(path, (*records, record))
+    return key
+
+
+def remove_key(path: Path, name: str) -> None:
+    """Running services refuse the key from their next request on. Raises KeysError."""
+    with _exclusive(path):
+        records = _load(path).keys
+        kept = tuple(record for record in records if record.name != name)
+        if len(kept) == len(records):
+            known = ", ".join(record.name for record in records) or "none"
+            raise KeysError(f"there is no key of that name; the keys are: {known}")
+        _store(path, kept)
+
+
+def _load(path: Path) -> KeyFile:
+    try:
+        return parse_keys(read_private(path), source=str(path))
+    except FileNotFoundError:
+        return KeyFile()
+    except FileNotPrivate as why:
+        raise KeysError(str(why)) from None
+    except OSError as why:
+        raise KeysError(f"{path} cannot be read ({why.strerror or why}); check its owner and permissions") from None
+
+
+def _store(path: Path, records: Sequence[KeyRecord]) -> None:
+    data = msgspec.json.format(msgspec.json.encode(KeyFile(keys=tuple(records))), indent=2)
+    try:
+        write_private(path, data + b"\n")
+    except OSError as why:
+        raise KeysError(f"{path} cannot be written ({why.strerror}); check the folder's owner and free space") from None
+
+
+@contextmanager
+def _exclusive(path: Path) -> Iterator[None]:
+    """One writer at a time, in any process. The kernel frees the lock if its holder dies."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as why:
+        raise KeysError(f"{path.parent} cannot be written ({why.strerror}); check its owner") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _signature(path: Path) -> tuple[int, ...] | None:
+    try:
+        facts = path.stat()
+    except OSError:
+        return None
+    # The mode too: a chmod that mends the file must be seen.
+    return (facts.st_mtime_ns, facts.st_size, facts.st_ino, facts.st_mode)
