@@ -1,0 +1,101 @@
+"""Server-sent events: their bytes, and sending them for as long as somebody listens.
+
+Nothing here creates a task or arms a timer per event: a stream costs three tasks in all.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Literal, TypeVar
+
+from litestar.types import Receive, Send
+
+KEEPALIVE = b": keepalive\n\n"
+"""A comment. Safe in every client, as long as no `id:` line was ever sent."""
+
+DONE = b"data: [DONE]\n\n"
+"""The last event of a whole OpenAI stream."""
+
+HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+"""Of every event stream; the last one asks nginx not to collect."""
+
+Event = TypeVar("Event")
+StreamEnd = Literal["sent", "disconnected"]
+
+
+def data_event(payload: bytes) -> bytes:
+    """One event. `payload` is JSON on one line."""
+    return b"data: " + payload + b"\n\n"
+
+
+async def until_disconnected(receive: Receive) -> None:
+    """Return when the client is gone. The request's body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def send_stream(
+    send: Send,
+    events: AsyncIterator[Event],
+    encode: Callable[[Event], bytes],
+    *,
+    headers: tuple[tuple[bytes, bytes], ...],
+    disconnected: "asyncio.Task[None]",
+    keepalive_seconds: float,
+) -> StreamEnd:
+    """Answer 200 with the bytes of each event until the events end or the client is gone.
+
+    `encode` may give no bytes, and must not raise. A comment goes out whenever nothing else did for
+    `keepalive_seconds`, always between two events.
+    """
+    await send({"type": "http.response.start", "status": 200, "headers": [*HEADERS, *headers]})
+    stream = _Stream(send, keepalive_seconds)
+    pump = asyncio.create_task(stream.pump(events, encode))
+    keeper = asyncio.create_task(stream.keep_alive())
+    try:
+        await asyncio.wait({pump, keeper, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+        if pump.done():
+            await pump
+            return "sent"
+        if keeper.done() and not disconnected.done():
+            await keeper
+        return "disconnected"
+    finally:
+        pump.cancel()
+        keeper.cancel()
+        await asyncio.gather(pump, keeper, return_exceptions=True)
+
+
+class _Stream:
+    """The sending side of one stream. Two tasks write whole events, one at a time."""
+
+    def __init__(self, send: Send, keepalive_seconds: float) -> None:
+        self._send = send
+        self._keepalive_seconds = keepalive_seconds
+        self._clock = asyncio.get_running_loop().time
+        self._last_sent = self._clock()
+        self._writing = asyncio.Lock()
+
+    async def pump(self, events: AsyncIterator[Event], encode: Callable[[Event], bytes]) -> None:
+        async for event in events:
+            data = encode(event)
+            if data:
+                await self._write(data)
+        await self._writing.acquire()  # for good: nothing may follow the end
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def keep_alive(self) -> None:
+        while True:
+            idle_seconds = self._clock() - self._last_sent
+            if idle_seconds >= self._keepalive_seconds:
+                await self._write(KEEPALIVE)
+            else:
+                await asyncio.sleep(self._keepalive_seconds - idle_seconds)
+
+    async def _write(self, data: bytes) -> None:
+        async with self._writing:
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            self._last_sent = self._clock()
