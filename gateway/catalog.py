@@ -170,28 +170,28 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 
 
 def _has_config(path: str) -> bool:
-    return os.path.lexists(os.path.join(path, "config.json"))
+    return os.path.lexists(f"{path}/config.json")
 
 
 def _signature(path: str) -> Signature:
     rows: list[tuple[str, int, int, int]] = []
     try:
-        names = sorted(os.listdir(path))
+        files = sorted(Path(path).iterdir())
     except OSError:
         return ()
-    for name in names:
+    for file in files:
         try:
-            facts = os.stat(os.path.join(path, name))
+            facts = file.stat()
         except OSError:
-            rows.append((name, -1, -1, -1))
+            rows.append((file.name, -1, -1, -1))
         else:
-            rows.append((name, facts.st_size, facts.st_mtime_ns, facts.st_ino))
+            rows.append((file.name, facts.st_size, facts.st_mtime_ns, facts.st_ino))
     return tuple(rows)
 
 
 def _listed(folder: Path) -> frozenset[str]:
     try:
-        return frozenset(os.listdir(folder))
+        return frozenset(file.name for file in folder.iterdir())
     except OSError as why:
         raise Broken(f"the folder cannot be read ({why.strerror}); check its permissions") from None
 

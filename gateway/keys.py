@@ -10,7 +10,7 @@ import hmac
 import os
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from gateway.private_files import FileNotPrivate, read_private, write_private
 KEY_PREFIX = "mlxd-"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_log = structlog.get_logger("mlxd.keys")
+_log = structlog.stdlib.get_logger("mlxd.keys")
 
 
 class KeysError(Exception):
@@ -162,7 +162,7 @@ def _store(path: Path, records: Sequence[KeyRecord]) -> None:
 
 
 @contextmanager
-def _exclusive(path: Path) -> Iterator[None]:
+def _exclusive(path: Path) -> Generator[None]:
     """One writer at a time, in any process. The kernel frees the lock if its holder dies."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,0 +1,167 @@
+"""The outermost layer of the HTTP side: every request passes here first, and leaves one line in the log."""
+
+import time
+import uuid
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Protocol
+
+import structlog
+
+from gateway.auth import Admitted, House, Knock, admit, echoed_request_id
+from gateway.config import Settings
+from gateway.http_errors import openai_error, unexpected_failure
+from gateway.keys import Keyring, match_key
+from protocol.failures import Failure, FailureKind
+from protocol.ids import RequestId
+
+# ASGI's own shape. Litestar's types for it tell the kinds of scope apart, which a layer around everything cannot.
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+ASGIApp = Callable[[Any, Any, Any], Awaitable[None]]
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_log = structlog.stdlib.get_logger("mlxd.access")
+
+
+class AnswerCutShort(Exception):
+    """The app raised in the middle of its answer. Tells the server to break the connection, so that the client sees
+    it; the reason is in the log already, without the exception's own words."""
+
+
+class DrainNotice(Protocol):
+    """Whoever knows that the service is stopping."""
+
+    def is_draining(self) -> bool: ...
+
+
+class DrainFlag:
+    """Up once, never down again."""
+
+    def __init__(self) -> None:
+        self._raised = False
+
+    def start(self) -> None:
+        self._raised = True
+
+    def is_draining(self) -> bool:
+        return self._raised
+
+
+class Gate:
+    """An ASGI app around another. What it lets in has `request_id`, `caller` and `role` in `scope["state"]`.
+
+    `request_id` is always our own and unique; the header `x-request-id` repeats the client's, if it sent a sane one.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        settings: Settings,
+        keyring: Keyring,
+        admin_token: str,
+        local_scope: bytes,
+        drain: DrainNotice,
+    ) -> None:
+        self._app = app
+        self._settings = settings
+        self._keyring = keyring
+        self._admin_token = admin_token
+        self._local_scope = local_scope
+        self._drain = drain
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match scope["type"]:
+            case "http":
+                await self._serve(scope, receive, send)
+            case "websocket":
+                await send({"type": "websocket.close", "code": 1008, "reason": "no websockets here"})
+            case _:
+                await self._app(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = time.monotonic()
+        request_id = RequestId(f"req_{uuid.uuid4().hex}")
+        knock = Knock(
+            method=scope["method"],
+            path=scope["path"],
+            raw_path=scope.get("raw_path"),
+            headers=tuple((name.lower(), value) for name, value in scope["headers"]),
+        )
+        client_id = echoed_request_id(knock.values(b"x-request-id"))
+        answer = _Answer(send, request_id=client_id or request_id)
+        verdict = self._decide(knock)
+        match verdict:
+            case Admitted():
+                state = {"request_id": request_id, "caller": verdict.caller, "role": verdict.role}
+                scope["state"] = {**scope.get("state", {}), **state}
+                try:
+                    await self._app(scope, receive, answer.send)
+                except Exception as error:  # noqa: BLE001  the last place where it can become an answer
+                    failure = unexpected_failure(error, request_id)
+                    if answer.status is not None:
+                        raise AnswerCutShort from None
+                    await answer.send_failure(failure)
+                finally:
+                    self._record(scope, answer, verdict.caller.key_name, request_id, client_id, started)
+            case Failure():
+                await answer.send_failure(verdict)
+                self._record(scope, answer, "-", request_id, client_id, started)
+
+    def _decide(self, knock: Knock) -> Admitted | Failure:
+        self._keyring.refresh()
+        house = House(
+            settings=self._settings,
+            records=self._keyring.records,
+            local_scope=self._local_scope,
+            admin_token=self._admin_token,
+            phase="draining" if self._drain.is_draining() else "serving",
+        )
+        return admit(knock, house, match_key)
+
+    def _record(
+        self, scope: Scope, answer: "_Answer", key_name: str, request_id: str, client_id: str | None, started: float
+    ) -> None:
+        """The route's template, not the path: a path is the client's text and may hold anything."""
+        level = _log.debug if key_name == "probe" else _log.info
+        level(
+            "request",
+            request_id=request_id,
+            client_request_id=client_id or "-",
+            method=scope["method"] if scope["method"] in _METHODS else "other",
+            route=scope.get("path_template") or "-",
+            status=answer.status if answer.status is not None else "client_gone",
+            seconds=round(time.monotonic() - started, 4),
+            key=key_name,
+            sent_bytes=answer.sent_bytes,
+        )
+
+
+class _Answer:
+    """Watches one answer go out, and names the request in its headers."""
+
+    def __init__(self, send: Send, *, request_id: str) -> None:
+        self._send = send
+        self._request_id = request_id.encode()
+        self.status: int | None = None
+        self.sent_bytes = 0
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            kept = [(name, value) for name, value in message["headers"] if name.lower() != b"x-request-id"]
+            message["headers"] = [*kept, (b"x-request-id", self._request_id)]
+        elif message["type"] == "http.response.body":
+            self.sent_bytes += len(message.get("body", b""))
+        await self._send(message)
+
+    async def send_failure(self, failure: Failure) -> None:
+        answer = openai_error(failure)
+        headers = [(name.encode(), value.encode()) for name, value in answer.headers]
+        headers.append((b"content-length", str(len(answer.body)).encode()))
+        if failure.kind is FailureKind.BODY_TOO_LARGE:
+            headers.append((b"connection", b"close"))  # the body is on its way and nobody will read it
+        await self.send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await self.send({"type": "http.response.body", "body": answer.body, "more_body": False})
