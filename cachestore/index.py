@@ -1,0 +1,440 @@
+"""Which blocks are on disk, found by any digest of their chain: one SQLite file, owned by one thread.
+
+The files are the truth and this is their index: it may be lost or stale, and is then mended from the files. So its
+commits are not synced one by one (WAL, synchronous=NORMAL): a power cut may lose the last of them, never corrupt it.
+Every mutation is one transaction. `last_used` counts uses, it is no clock; it starts above every earlier value.
+"""
+
+import sqlite3
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct
+
+from cachestore.eviction import Candidate
+from cachestore.layout import GRAINS_PER_BLOCK, join_digests, split_digests
+from protocol.ids import BlockKey, Grain
+
+_SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE models (id INTEGER PRIMARY KEY, fingerprint TEXT NOT NULL UNIQUE);
+CREATE TABLE blocks (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- never reused, so that a lease on a deleted block names nothing
+    model INTEGER NOT NULL,
+    key BLOB NOT NULL,
+    parent BLOB NOT NULL,
+    file_bytes INTEGER NOT NULL,
+    checksum BLOB NOT NULL,
+    last_used INTEGER NOT NULL,
+    children INTEGER NOT NULL,
+    condemned INTEGER NOT NULL DEFAULT 0,  -- to be deleted when its last reader is gone; no longer found
+    grains BLOB NOT NULL
+);
+CREATE UNIQUE INDEX blocks_by_key ON blocks (model, key);
+CREATE INDEX blocks_by_parent ON blocks (model, parent);
+CREATE INDEX blocks_by_size ON blocks (model, file_bytes);
+CREATE INDEX leaves_by_use ON blocks (last_used) WHERE children = 0;
+CREATE TABLE grains (grain BLOB, block INTEGER, PRIMARY KEY (grain, block)) WITHOUT ROWID;
+CREATE TABLE strays (
+    path TEXT PRIMARY KEY, kind TEXT NOT NULL, file_bytes INTEGER NOT NULL, modified INTEGER NOT NULL
+) WITHOUT ROWID;
+"""
+_COLUMNS = (
+    "b.id, m.fingerprint, b.key, b.parent, b.grains, b.file_bytes, b.checksum, b.last_used, b.children, b.condemned"
+)
+_FROM = "FROM blocks b JOIN models m ON m.id = b.model"
+_CHUNKS = (16, 128)  # keys asked for in one query: a short first one, since most walks end early
+
+StrayKind = Literal["foreign", "quarantine", "other"]
+"""Foreign: a block of another format, evicted first. Quarantine: damaged, kept a while. Other: not ours, only counted."""
+
+
+class IndexUnusable(Exception):
+    """The file is damaged or of another schema: delete it and rebuild it from the block files."""
+
+
+class BlockRow(Struct, frozen=True, kw_only=True):
+    """One indexed block."""
+
+    block: int
+    fingerprint: str
+    key: BlockKey
+    parent: BlockKey
+    grains: tuple[Grain, ...]
+    file_bytes: int
+    checksum: bytes
+    last_used: int
+    children: int
+    condemned: int
+
+
+class Match(Struct, frozen=True, kw_only=True):
+    """A block of which the first `grains` grains lie on the chain asked for."""
+
+    row: BlockRow
+    grains: int
+
+
+class StrayRow(Struct, frozen=True, kw_only=True):
+    """A file in the directory that is no indexed block, by its path relative to the directory."""
+
+    path: str
+    kind: StrayKind
+    file_bytes: int
+    modified: int
+
+
+class BlockIndex:
+    """The open index. Its totals are exact at all times. Raises sqlite3.Error when the disk fails it."""
+
+    def __init__(self, path: Path, first_use: int) -> None:
+        """Open or create. Raises IndexUnusable when the file must be rebuilt."""
+        self._database = sqlite3.connect(path, isolation_level=None, cached_statements=512)
+        try:
+            self._prepare()
+        except sqlite3.DatabaseError as why:
+            self._database.close()
+            if type(why) is sqlite3.DatabaseError:  # not a database, or malformed; subclasses are the disk's troubles
+                raise IndexUnusable(str(why)) from None
+            raise
+        except IndexUnusable:
+            self._database.close()
+            raise
+        self._models: dict[str, int] = dict(self._database.execute("SELECT fingerprint, id FROM models"))
+        self.blocks, self.block_bytes = self._sum("SELECT count(*), total(file_bytes) FROM blocks")
+        self.strays, self.stray_bytes = self._sum("SELECT count(*), total(file_bytes) FROM strays")
+        newest: int | None = self._database.execute("SELECT max(last_used) FROM blocks").fetchone()[0]
+        self._last_use = max(first_use, (newest or 0) + 1)
+
+    def close(self) -> None:
+        """Checkpoint the log and close."""
+        self._database.close()
+
+    # --- questions --------------------------------------------------------------------------------------------------
+
+    def walk(self, fingerprint: str, grains: Sequence[Grain], skip_blocks: int) -> list[Match]:
+        """The unbroken run of blocks on this chain after `skip_blocks`: whole ones, and perhaps the start of a last."""
+        model = self._models.get(fingerprint)
+        if model is None or skip_blocks < 0:
+            return []
+        matches: list[Match] = []
+        parents = [BlockKey(b""), *(BlockKey(grain) for grain in grains[GRAINS_PER_BLOCK - 1 :: GRAINS_PER_BLOCK])]
+        slot = skip_blocks
+        whole_slots = len(parents) - 1
+        chunk = iter(_CHUNKS)
+        chunk_slots = next(chunk)
+        while slot < whole_slots:
+            wanted = parents[slot + 1 : slot + 1 + chunk_slots]
+            found = self._rows_by_key(model, wanted, chunk_slots)
+            for key in wanted:
+                row = found.get(key)
+                if row is None or row.parent != parents[slot] or len(row.grains) != GRAINS_PER_BLOCK:
+                    break
+                matches.append(Match(row=row, grains=GRAINS_PER_BLOCK))
+                slot += 1
+            else:
+                chunk_slots = next(chunk, chunk_slots)
+                continue
+            break
+        if slot <= whole_slots:
+            start = slot * GRAINS_PER_BLOCK
+            part = self._deepest_part(model, parents[slot], grains[start : start + GRAINS_PER_BLOCK])
+            if part is not None:
+                matches.append(part)
+        return matches
+
+    def find(self, fingerprint: str, key: BlockKey) -> BlockRow | None:
+        """The block of that key, condemned or not."""
+        return self._one(f"SELECT {_COLUMNS} {_FROM} WHERE m.fingerprint = ? AND b.key = ?", fingerprint, key)
+
+    def row(self, block: int) -> BlockRow | None:
+        return self._one(f"SELECT {_COLUMNS} {_FROM} WHERE b.id = ?", block)
+
+    def descendants(self, row: BlockRow) -> list[BlockRow]:
+        """All indexed blocks below this one, children before their parents."""
+        rows = self._database.execute(
+            f"WITH RECURSIVE below (id, model, key) AS ("
+            f" SELECT id, model, key FROM blocks WHERE id = ?"
+            f" UNION SELECT c.id, c.model, c.key FROM blocks c JOIN below ON c.model = below.model AND c.parent = below.key"
+            f") SELECT {_COLUMNS} FROM below JOIN blocks b ON b.id = below.id JOIN models m ON m.id = b.model"
+            f" WHERE b.id != ?",
+            (row.block, row.block),
+        )
+        return [_block_row(values) for values in rows][::-1]
+
+    def rows_in(self, fingerprint: str, prefix: int) -> dict[str, int]:
+        """Of one prefix directory: `key hex` → block, for comparing with the files there."""
+        model = self._models.get(fingerprint)
+        low = bytes((prefix,))
+        high = bytes((prefix + 1,)) if prefix < 255 else b"\xff" * 64
+        rows: Iterator[tuple[bytes, int]] = self._database.execute(
+            "SELECT key, id FROM blocks WHERE model = ? AND key >= ? AND key < ?", (model, low, high)
+        )
+        return {key.hex(): block for key, block in rows}
+
+    def rows_of(self, fingerprint: str | None, limit: int, after: int) -> list[BlockRow]:
+        """Some blocks of one model, or of all, in the order of their ids after `after`; condemned ones left out."""
+        if fingerprint is None:
+            sql, values = f"SELECT {_COLUMNS} {_FROM} WHERE b.id > ? AND NOT b.condemned ORDER BY b.id LIMIT ?", ()
+        else:
+            sql, values = (
+                f"SELECT {_COLUMNS} {_FROM}"
+                " WHERE +b.model = ? AND b.id > ? AND NOT b.condemned ORDER BY b.id LIMIT ?",
+                (self._models.get(fingerprint),),
+            )
+        return [_block_row(row) for row in self._database.execute(sql, (*values, after, limit))]
+
+    def condemned(self) -> list[BlockRow]:
+        """Blocks that wait for their last reader."""
+        return [_block_row(row) for row in self._database.execute(f"SELECT {_COLUMNS} {_FROM} WHERE b.condemned")]
+
+    def fingerprints(self) -> list[str]:
+        """Every model that ever had a block here."""
+        return list(self._models)
+
+    def stray_rows(self) -> list[StrayRow]:
+        """Every file that is no indexed block, oldest first, foreign blocks before the quarantined."""
+        rows: Iterator[tuple[str, StrayKind, int, int]] = self._database.execute(
+            "SELECT path, kind, file_bytes, modified FROM strays ORDER BY kind, modified"
+        )
+        return [
+            StrayRow(path=path, kind=kind, file_bytes=file_bytes, modified=modified)
+            for path, kind, file_bytes, modified in rows
+        ]
+
+    def leaves(self) -> Iterator[Candidate]:
+        """For eviction. Do not change the index while iterating."""
+        return map(
+            _candidate,
+            self._database.execute(
+                "SELECT b.id, p.id, b.children, b.file_bytes, b.last_used FROM blocks b"
+                " LEFT JOIN blocks p ON p.model = b.model AND p.key = b.parent"
+                " WHERE b.children = 0 ORDER BY b.last_used"
+            ),
+        )
+
+    def candidate(self, block: int) -> Candidate:
+        """For eviction."""
+        return _candidate(
+            self._database.execute(
+                "SELECT b.id, p.id, b.children, b.file_bytes, b.last_used FROM blocks b"
+                " LEFT JOIN blocks p ON p.model = b.model AND p.key = b.parent WHERE b.id = ?",
+                (block,),
+            ).fetchone()
+        )
+
+    # --- changes ----------------------------------------------------------------------------------------------------
+
+    def insert(
+        self,
+        *,
+        fingerprint: str,
+        key: BlockKey,
+        parent: BlockKey,
+        grains: tuple[Grain, ...],
+        file_bytes: int,
+        checksum: bytes,
+        last_used: int | None = None,
+    ) -> int:
+        """Index a block whose file is in place; its id. Used now unless `last_used` says when. The key must be new."""
+        use = self._next_use() if last_used is None else last_used
+        with self._transaction():
+            model = self._models.get(fingerprint)
+            if model is None:
+                model = _row_id(self._database.execute("INSERT INTO models (fingerprint) VALUES (?)", (fingerprint,)))
+            block = _row_id(
+                self._database.execute(
+                    "INSERT INTO blocks (model, key, parent, file_bytes, checksum, last_used, children, grains) VALUES"
+                    " (?, ?, ?, ?, ?, ?, (SELECT count(*) FROM blocks WHERE model = ? AND parent = ?), ?)",
+                    (model, key, parent, file_bytes, checksum, use, model, key, join_digests(grains)),
+                )
+            )
+            self._database.execute(
+                "UPDATE blocks SET children = children + 1 WHERE model = ? AND key = ?", (model, parent)
+            )
+            self._database.executemany(
+                "INSERT OR IGNORE INTO grains (grain, block) VALUES (?, ?)", [(grain, block) for grain in grains]
+            )
+        self._models[fingerprint] = model
+        self.blocks += 1
+        self.block_bytes += file_bytes
+        return block
+
+    def delete(self, rows: Sequence[BlockRow]) -> None:
+        """Drop blocks whose files are gone."""
+        if not rows:
+            return
+        with self._transaction():
+            for row in rows:
+                model = self._models[row.fingerprint]
+                self._database.execute("DELETE FROM blocks WHERE id = ?", (row.block,))
+                self._database.execute(
+                    "UPDATE blocks SET children = children - 1 WHERE model = ? AND key = ?", (model, row.parent)
+                )
+                self._database.executemany(
+                    "DELETE FROM grains WHERE grain = ? AND block = ?", [(grain, row.block) for grain in row.grains]
+                )
+        self.blocks -= len(rows)
+        self.block_bytes -= sum(row.file_bytes for row in rows)
+
+    def condemn(self, rows: Iterable[BlockRow]) -> None:
+        """Hide blocks that must stay on disk until their readers are done."""
+        with self._transaction():
+            self._database.executemany("UPDATE blocks SET condemned = 1 WHERE id = ?", [(row.block,) for row in rows])
+
+    def touch(self, blocks: Iterable[int]) -> None:
+        """These blocks were used just now, all at the same moment."""
+        use = self._next_use()
+        with self._transaction():
+            self._database.executemany("UPDATE blocks SET last_used = ? WHERE id = ?", [(use, b) for b in blocks])
+
+    def put_stray(self, stray: StrayRow) -> None:
+        """Count a file that is no indexed block, or correct what is known of it."""
+        self.drop_strays([stray.path])
+        with self._transaction():
+            self._database.execute(
+                "INSERT INTO strays (path, kind, file_bytes, modified) VALUES (?, ?, ?, ?)",
+                (stray.path, stray.kind, stray.file_bytes, stray.modified),
+            )
+        self.strays += 1
+        self.stray_bytes += stray.file_bytes
+
+    def drop_strays(self, paths: Iterable[str]) -> None:
+        """These files are gone, or are strays no longer."""
+        with self._transaction():
+            gone: list[int] = []
+            for path in paths:
+                gone += [
+                    row[0]
+                    for row in self._database.execute("DELETE FROM strays WHERE path = ? RETURNING file_bytes", (path,))
+                ]
+        self.strays -= len(gone)
+        self.stray_bytes -= sum(gone)
+
+    # --- checks -----------------------------------------------------------------------------------------------------
+
+    def faults(self) -> list[str]:
+        """What is wrong in the index itself; empty when all is well. Slow: for tests."""
+        checks = {
+            "the block totals are wrong": (self.blocks, self.block_bytes)
+            != self._sum("SELECT count(*), total(file_bytes) FROM blocks"),
+            "the stray totals are wrong": (self.strays, self.stray_bytes)
+            != self._sum("SELECT count(*), total(file_bytes) FROM strays"),
+            "a count of children is wrong": self._sum(
+                "SELECT count(*), 0 FROM blocks b WHERE children !="
+                " (SELECT count(*) FROM blocks c WHERE c.model = b.model AND c.parent = b.key)"
+            )[0],
+            "the grains of a block that is gone remain": self._sum(
+                "SELECT count(*), 0 FROM grains WHERE block NOT IN (SELECT id FROM blocks)"
+            )[0],
+        }
+        return [fault for fault, found in checks.items() if found]
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        execute = self._database.execute
+        for pragma in (
+            "auto_vacuum = FULL",  # deleted rows give their bytes back: they count towards the quota
+            "journal_mode = WAL",
+            "synchronous = NORMAL",
+            "checkpoint_fullfsync = 1",
+            "wal_autocheckpoint = 256",
+            "journal_size_limit = 1048576",
+            "cache_size = -32768",
+            "temp_store = MEMORY",
+            "busy_timeout = 2000",
+        ):
+            execute(f"PRAGMA {pragma}")
+        version: int = execute("PRAGMA user_version").fetchone()[0]
+        tables: int = execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if not tables:
+            self._database.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version = {_SCHEMA_VERSION};COMMIT;")
+        elif version != _SCHEMA_VERSION:
+            raise IndexUnusable(f"schema {version}, this mlxd uses {_SCHEMA_VERSION}")
+
+    @contextmanager
+    def _transaction(self) -> Generator[None]:
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._database.execute("COMMIT")
+        except BaseException:
+            if self._database.in_transaction:  # some errors have rolled back already
+                self._database.execute("ROLLBACK")
+            raise
+
+    def _next_use(self) -> int:
+        self._last_use += 1
+        return self._last_use
+
+    def _sum(self, sql: str) -> tuple[int, int]:
+        count, total = self._database.execute(sql).fetchone()
+        return int(count), int(total)
+
+    def _one(self, sql: str, *values: object) -> BlockRow | None:
+        row = self._database.execute(sql, values).fetchone()
+        return None if row is None else _block_row(row)
+
+    def _rows_by_key(self, model: int, keys: Sequence[BlockKey], slots: int) -> dict[BlockKey, BlockRow]:
+        padded = [*keys, *([keys[-1]] * (slots - len(keys)))]  # one SQL text per size, so that it stays prepared
+        marks = ",".join("?" * slots)
+        rows = self._database.execute(
+            f"SELECT {_COLUMNS} {_FROM} WHERE b.model = ? AND NOT b.condemned AND b.key IN ({marks})", (model, *padded)
+        )
+        return {row.key: row for row in map(_block_row, rows)}
+
+    def _deepest_part(self, model: int, parent: BlockKey, slot: Sequence[Grain]) -> Match | None:
+        """The block that shares most grains with this slot; of two, one that ends there, since it serves whole."""
+        if not slot or self._block_with(model, parent, slot[0]) is None:  # a shared grain implies all before it
+            return None
+        for count in range(len(slot), 0, -1):
+            row = self._block_with(model, parent, slot[count - 1])
+            if row is not None:
+                return Match(row=row, grains=count)
+        return None
+
+    def _block_with(self, model: int, parent: BlockKey, grain: Grain) -> BlockRow | None:
+        return self._one(
+            f"SELECT {_COLUMNS} {_FROM} WHERE b.model = ? AND b.key = ? AND b.parent = ? AND NOT b.condemned",
+            model,
+            grain,
+            parent,
+        ) or self._one(
+            f"SELECT {_COLUMNS} FROM grains g CROSS JOIN blocks b ON b.id = g.block JOIN models m ON m.id = b.model"
+            " WHERE g.grain = ? AND b.model = ? AND b.parent = ? AND NOT b.condemned LIMIT 1",
+            grain,
+            model,
+            parent,
+        )
+
+
+_Values = tuple[int, str, bytes, bytes, bytes, int, bytes, int, int, int]
+
+
+def _block_row(values: _Values) -> BlockRow:
+    block, fingerprint, key, parent, grains, file_bytes, checksum, last_used, children, condemned = values
+    return BlockRow(
+        block=block,
+        fingerprint=fingerprint,
+        key=BlockKey(key),
+        parent=BlockKey(parent),
+        grains=split_digests(grains),
+        file_bytes=file_bytes,
+        checksum=checksum,
+        last_used=last_used,
+        children=children,
+        condemned=condemned,
+    )
+
+
+def _candidate(values: tuple[int, int | None, int, int, int]) -> Candidate:
+    block, parent, children, file_bytes, last_used = values
+    return Candidate(block=block, parent=parent, children=children, file_bytes=file_bytes, last_used=last_used)
+
+
+def _row_id(cursor: sqlite3.Cursor) -> int:
+    assert cursor.lastrowid is not None
+    return cursor.lastrowid
