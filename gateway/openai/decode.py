@@ -1,0 +1,121 @@
+"""A body's bytes → a typed request, or the Failure that names the field at fault. Pure."""
+
+import re
+from typing import Generic, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from gateway.openai.schema import GenerationOptions
+from protocol.failures import Failure, FailureKind
+
+Body = TypeVar("Body", bound=GenerationOptions)
+
+_IGNORED = frozenset(
+    {
+        "metadata",
+        "modalities",
+        "parallel_tool_calls",
+        "prediction",
+        "priority",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "reasoning_effort",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "ttl",
+        "user",
+        "verbosity",
+    }
+)
+"""Typed fields that nothing is done with, since the answer is right without them."""
+
+_REFUSED = frozenset(
+    {
+        "audio",
+        "grammar",
+        "guided_choice",
+        "guided_grammar",
+        "guided_json",
+        "guided_regex",
+        "json_schema",
+        "structured_outputs",
+        "web_search_options",
+    }
+)
+"""Options of this or a neighbouring API that change the answer, so that ignoring them would be a lie."""
+
+_PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]*)`")
+_NOT_A_TOKEN = re.compile(r"[^A-Za-z0-9_.\-]")
+_NAMES_MAX = 16
+_NAME_MAX_CHARACTERS = 48
+
+
+class Decoded(Struct, Generic[Body], frozen=True, kw_only=True):
+    """A request whose types and ranges are right, and the names in it that nothing is done with."""
+
+    request: Body
+    ignored: tuple[str, ...]
+
+
+def decode(body: bytes, request_type: type[Body]) -> Decoded[Body] | Failure:
+    """Read a body. Every malformed one, whatever its bytes, is a Failure."""
+    try:
+        body.decode()  # msgspec skips over what it does not keep, bad UTF-8 included
+        request = msgspec.json.decode(body, type=request_type)
+        values = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except msgspec.ValidationError as why:
+        return _invalid_field(str(why))
+    except RecursionError:
+        return _malformed("it is nested too deeply")
+    except UnicodeDecodeError as why:
+        return _malformed(f"byte {why.start} is not UTF-8")
+    except (msgspec.MsgspecError, ValueError, OverflowError) as why:
+        return _malformed(str(why) if isinstance(why, msgspec.MsgspecError) else "a number is out of range")
+    present = [name for name, value in values.items() if bytes(value) != b"null"]
+    for name in present:
+        if name in _REFUSED:
+            return Failure(
+                kind=FailureKind.UNSUPPORTED,
+                message=f"`{name}` is not supported by this server. Leave it out.",
+                param=name,
+            )
+    honoured = set(request_type.__struct_fields__) - _IGNORED
+    return Decoded(request=request, ignored=tuple(name for name in present if name not in honoured))
+
+
+def ignored_header(names: tuple[str, ...]) -> str:
+    """Names of fields, made fit for a response header: few, short, and of token characters only."""
+    shown = [_NOT_A_TOKEN.sub("_", name[:_NAME_MAX_CHARACTERS]) for name in names[:_NAMES_MAX]]
+    if len(names) > _NAMES_MAX:
+        shown.append(f"+{len(names) - _NAMES_MAX}")
+    return ", ".join(shown)
+
+
+def _invalid_field(why: str) -> Failure:
+    found = _PATH.search(why)
+    path = found["path"] if found else ""
+    reason = why[: found.start()] if found else why
+    missing = _MISSING.match(why)
+    if missing:
+        path = f"{path}.{missing['field']}" if path else missing["field"]
+        reason = "This field is required"
+    while path.endswith("[...]"):  # msgspec does not say which key of an object
+        path = path.removesuffix("[...]")
+    if not path:
+        return Failure(kind=FailureKind.INVALID_REQUEST, message=f"The body: {reason}. Send one JSON object.")
+    return Failure(
+        kind=FailureKind.INVALID_REQUEST,
+        message=f"`{path}`: {reason}. Correct this field and send the request again.",
+        param=path,
+    )
+
+
+def _malformed(why: str) -> Failure:
+    return Failure(
+        kind=FailureKind.INVALID_REQUEST,
+        message=f"The body is not valid JSON ({why}). Send one JSON object, encoded in UTF-8.",
+    )
