@@ -5,6 +5,7 @@ of which token follows which. So a tag such as SC04, which the chat template cop
 one fixed chain of tokens, at any temperature, on any backend. It proves wire, parsing, stop, cancel and lifecycle laws;
 it cannot prove cache numerics, since nothing it says depends on the KV.
 """
+# pyright: basic
 
 import itertools
 import json
@@ -153,8 +154,8 @@ def _tokenizer() -> Tokenizer:
                 raise ValueError(f"the piece {piece!r} is in two scripts: its successor would not be certain")
             vocabulary[_spelling(piece)] = len(vocabulary)
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=[], byte_fallback=False))
-    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=True)  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.decoder = ByteLevelDecoder()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = ByteLevelDecoder()
     controls = (END_OF_TEXT, START_OF_TURN, END_OF_TURN, *map(_start_token, SCRIPTS))
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in controls])
     # not special: a detokenizer that skips special tokens must still show these
@@ -269,7 +270,8 @@ Call as <tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|>
 {%- for call in message.tool_calls or [] -%}
 {%- if call.function -%}{%- set call = call.function -%}{%- endif %}
 <tool_call>{"name": "{{ call.name }}", "arguments": {
-{%- for key, value in call.arguments.items() -%}{{ ', ' if not loop.first }}"{{ key }}": {{ value | tojson }}{%- endfor -%}
+{%- for key, value in call.arguments.items() -%}
+{{ ', ' if not loop.first }}"{{ key }}": {{ value | tojson }}{%- endfor -%}
 }}</tool_call>
 {%- endfor -%}
 <|im_end|>
