@@ -1,0 +1,246 @@
+"""Routes about the service itself: alive, ready, which models, and what the operator asks."""
+
+import os
+import time
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
+
+import msgspec
+from litestar import Request, Response, Router, get, route
+from litestar.connection import ASGIConnection
+from litestar.datastructures import State
+from litestar.exceptions import NotAuthorizedException
+from litestar.handlers import BaseRouteHandler
+from msgspec import UNSET, Struct, UnsetType
+
+from gateway.catalog import Catalog, ModelEntry
+from gateway.http_errors import openai_error
+from gateway.status import CachestoreStatus, ModelState, ModelStatus, ServiceStatus, StatusSource
+from protocol.failures import Failure, FailureKind
+from protocol.ids import ModelName
+
+_MODELS_PREFIX = "/v1/models/"
+
+
+class Health(Struct, frozen=True, kw_only=True):
+    """The process lives. Says nothing about models: `/ready` does."""
+
+    status: Literal["ok"] = "ok"
+
+
+class StuckModel(Struct, frozen=True, kw_only=True):
+    """A model that has work and does not step."""
+
+    model: ModelName
+    reason: str
+
+
+class Readiness(Struct, frozen=True, kw_only=True):
+    """Whether every loaded model gets on with its work."""
+
+    status: Literal["ready", "stuck"]
+    stuck: tuple[StuckModel, ...] = ()
+
+
+class ReuseObject(Struct, frozen=True, kw_only=True):
+    """Prefix reuse as the load's self-test found it; `available` is null while the model is not loaded."""
+
+    available: bool | None
+    reason: str
+
+
+class ModelExtension(Struct, frozen=True, kw_only=True):
+    """What mlxd knows beyond OpenAI's object."""
+
+    state: ModelState
+    problem: str | None
+    prefix_reuse: ReuseObject
+
+
+class ModelObject(Struct, frozen=True, kw_only=True):
+    """OpenAI's model object. The context's length goes by three names, since clients look for different ones."""
+
+    id: ModelName
+    created: int
+    mlxd: ModelExtension
+    object: Literal["model"] = "model"
+    owned_by: Literal["mlxd"] = "mlxd"
+    context_length: int | UnsetType = UNSET
+    max_model_len: int | UnsetType = UNSET
+    max_input_tokens: int | UnsetType = UNSET
+
+
+class ModelList(Struct, frozen=True, kw_only=True):
+    """OpenAI's list of models."""
+
+    data: tuple[ModelObject, ...]
+    object: Literal["list"] = "list"
+
+
+class GatewayStatus(Struct, frozen=True, kw_only=True):
+    """The gateway's own process."""
+
+    pid: int
+    version: str
+    uptime_seconds: float
+
+
+class AdminModel(Struct, frozen=True, kw_only=True):
+    """A model of the catalog with its process, if it ever had one."""
+
+    name: ModelName
+    path: str
+    weight_bytes: int
+    context_tokens: int | None
+    problem: str | None
+    process: ModelStatus | None
+
+
+class AdminStatus(Struct, frozen=True, kw_only=True):
+    """Everything an operator may ask in one answer. Also holds models that left the catalog and still run."""
+
+    gateway: GatewayStatus
+    models: tuple[AdminModel, ...]
+    cachestore: CachestoreStatus | None
+
+
+# --- deciders --------------------------------------------------------------------------------------------------------
+
+
+def readiness(status: ServiceStatus) -> Readiness:
+    """Stuck when any loaded model has work and makes no step."""
+    stuck = tuple(
+        StuckModel(model=model.name, reason=model.stuck_reason)
+        for model in status.models
+        if model.stuck_reason is not None
+    )
+    return Readiness(status="stuck" if stuck else "ready", stuck=stuck)
+
+
+def model_object(entry: ModelEntry, status: ModelStatus | None, *, context_limit: int | None) -> ModelObject:
+    """One model as `/v1/models` shows it. `context_limit` is the operator's own, below the model's."""
+    limits = None if status is None else status.limits
+    if limits is not None:
+        context: int | None = limits.context_tokens
+    else:
+        context = min((limit for limit in (entry.context_tokens, context_limit) if limit is not None), default=None)
+    shown = UNSET if context is None else context
+    reuse = (
+        ReuseObject(available=None, reason="known once the model is loaded")
+        if limits is None
+        else ReuseObject(available=limits.prefix_reuse.available, reason=limits.prefix_reuse.reason)
+    )
+    return ModelObject(
+        id=entry.name,
+        created=entry.created_unix,
+        mlxd=ModelExtension(
+            state="absent" if status is None else status.state, problem=_problem(entry, status), prefix_reuse=reuse
+        ),
+        context_length=shown,
+        max_model_len=shown,
+        max_input_tokens=shown,
+    )
+
+
+def admin_status(entries: tuple[ModelEntry, ...], status: ServiceStatus, gateway: GatewayStatus) -> AdminStatus:
+    """Join the catalog with what runs."""
+    processes = {model.name: model for model in status.models}
+    models = [
+        AdminModel(
+            name=entry.name,
+            path=entry.path,
+            weight_bytes=entry.weight_bytes,
+            context_tokens=entry.context_tokens,
+            problem=entry.problem,
+            process=processes.pop(entry.name, None),
+        )
+        for entry in entries
+    ]
+    models += [
+        AdminModel(
+            name=name,
+            path="",
+            weight_bytes=0,
+            context_tokens=None,
+            problem="its folder is gone from the models directories",
+            process=process,
+        )
+        for name, process in processes.items()
+    ]
+    return AdminStatus(gateway=gateway, models=tuple(models), cachestore=status.cachestore)
+
+
+def _problem(entry: ModelEntry, status: ModelStatus | None) -> str | None:
+    if entry.problem is not None:
+        return entry.problem
+    if status is not None and status.state == "given_up":
+        return "its process keeps failing; the server's owner sees why with `mlxd status`"
+    return None
+
+
+# --- routes ----------------------------------------------------------------------------------------------------------
+
+
+def mlxd_version() -> str:
+    """The installed version."""
+    try:
+        return version("mlxd")
+    except PackageNotFoundError:
+        return "uninstalled"
+
+
+def requires_admin(connection: "ASGIConnection[object, object, object, State]", _: BaseRouteHandler) -> None:
+    """The gate checks the token by path; this holds even if a path should one day be spelled in a way it misses."""
+    if connection.scope["state"].get("role") != "admin":
+        raise NotAuthorizedException
+
+
+def operations_router(*, catalog: Catalog, status_source: StatusSource, context_limit: int | None) -> Router:
+    """`context_limit` is the operator's `worker.context_tokens`."""
+    started = time.monotonic()
+
+    @route("/health", http_method=["GET", "HEAD"])
+    async def health() -> Health:
+        return Health()
+
+    @route("/ready", http_method=["GET", "HEAD"])
+    async def ready() -> Response[Readiness]:
+        answer = readiness(status_source.status())
+        return Response(answer, status_code=200 if answer.status == "ready" else 503)
+
+    @route("/v1/models", http_method=["GET", "HEAD"])
+    async def list_models() -> ModelList:
+        processes = {model.name: model for model in status_source.status().models}
+        return ModelList(
+            data=tuple(
+                model_object(entry, processes.get(entry.name), context_limit=context_limit)
+                for entry in catalog.entries()
+            )
+        )
+
+    @route(_MODELS_PREFIX + "{model_id:path}", http_method=["GET", "HEAD"])
+    async def retrieve_model(request: Request[object, object, State]) -> Response[bytes]:
+        # Not the path parameter: Litestar folds slashes in it, and a name must match exactly or not at all.
+        name = request.scope["path"].removeprefix(_MODELS_PREFIX)
+        entry = catalog.find(name)
+        if entry is None:
+            answer = openai_error(
+                Failure(
+                    kind=FailureKind.MODEL_NOT_FOUND,
+                    message="There is no model of this id. GET /v1/models lists the ids.",
+                    param="model",
+                )
+            )
+            return Response(answer.body, status_code=answer.status, media_type="application/json")
+        processes = {model.name: model for model in status_source.status().models}
+        shown = model_object(entry, processes.get(entry.name), context_limit=context_limit)
+        return Response(msgspec.json.encode(shown), media_type="application/json")
+
+    @get("/admin/status", guards=[requires_admin])
+    async def show_status() -> AdminStatus:
+        gateway = GatewayStatus(
+            pid=os.getpid(), version=mlxd_version(), uptime_seconds=round(time.monotonic() - started, 3)
+        )
+        return admin_status(catalog.entries(), status_source.status(), gateway)
+
+    return Router(path="/", route_handlers=[health, ready, list_models, retrieve_model, show_status])
