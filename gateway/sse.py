@@ -4,8 +4,8 @@ Nothing here creates a task or arms a timer per event: a stream costs three task
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Literal, TypeVar
+from collections.abc import AsyncIterator
+from typing import Literal
 
 from litestar.types import Receive, Send
 
@@ -22,7 +22,6 @@ HEADERS = (
 )
 """Of every event stream; the last one asks nginx not to collect."""
 
-Event = TypeVar("Event")
 StreamEnd = Literal["sent", "disconnected"]
 
 
@@ -39,21 +38,20 @@ async def until_disconnected(receive: Receive) -> None:
 
 async def send_stream(
     send: Send,
-    events: AsyncIterator[Event],
-    encode: Callable[[Event], bytes],
+    chunks: AsyncIterator[bytes],
     *,
     headers: tuple[tuple[bytes, bytes], ...],
     disconnected: "asyncio.Task[None]",
     keepalive_seconds: float,
 ) -> StreamEnd:
-    """Answer 200 with the bytes of each event until the events end or the client is gone.
+    """Answer 200 with the chunks until they end or the client is gone.
 
-    `encode` may give no bytes, and must not raise. A comment goes out whenever nothing else did for
-    `keepalive_seconds`, always between two events.
+    A chunk is a number of whole events, perhaps none. A comment goes out whenever nothing else did for
+    `keepalive_seconds`, always between two chunks. `disconnected` runs `until_disconnected`.
     """
     await send({"type": "http.response.start", "status": 200, "headers": [*HEADERS, *headers]})
     stream = _Stream(send, keepalive_seconds)
-    pump = asyncio.create_task(stream.pump(events, encode))
+    pump = asyncio.create_task(stream.pump(chunks))
     keeper = asyncio.create_task(stream.keep_alive())
     try:
         await asyncio.wait({pump, keeper, disconnected}, return_when=asyncio.FIRST_COMPLETED)
@@ -79,11 +77,10 @@ class _Stream:
         self._last_sent = self._clock()
         self._writing = asyncio.Lock()
 
-    async def pump(self, events: AsyncIterator[Event], encode: Callable[[Event], bytes]) -> None:
-        async for event in events:
-            data = encode(event)
-            if data:
-                await self._write(data)
+    async def pump(self, chunks: AsyncIterator[bytes]) -> None:
+        async for chunk in chunks:
+            if chunk:
+                await self._write(chunk)
         await self._writing.acquire()  # for good: nothing may follow the end
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 

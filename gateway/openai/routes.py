@@ -1,0 +1,308 @@
+"""POST /v1/chat/completions and /v1/completions: parse, submit, render.
+
+An answer is an ASGI app of its own rather than a Litestar response: it must hear that the client left while it
+waits, in both modes, and a stream must not pay for a task per token.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, Generic, Protocol, TypeVar, assert_never
+
+from litestar import Router, post
+from litestar.types import ASGIApp, Receive, Scope, Send
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gateway import sse
+from gateway.caller import Caller
+from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS, openai_error, unexpected_failure
+from gateway.json_body import ClientGone, read_json_body
+from gateway.openai.decode import decode, ignored_header
+from gateway.openai.render import ChatStream, Envelope, TextStream, UsageChunk, chat_completion, text_completion
+from gateway.openai.schema import ChatRequest, CompletionRequest, GenerationOptions
+from gateway.openai.translate import chat_to_generate, completion_to_generate
+from gateway.ports import Generator, ModelLookup
+from gateway.replies import Reply
+from protocol.failures import Failure, FailureKind
+from protocol.generation import Delta, Failed, Finished, Generate, Prefilling, Queued, RequestEvent
+from protocol.ids import ModelName, RequestId
+
+KEEPALIVE_SECONDS = 10.0
+IGNORED_HEADER = b"x-mlxd-ignored-params"
+
+Body = TypeVar("Body", bound=GenerationOptions)
+Result = TypeVar("Result")
+Asked = TypeVar("Asked", bound=GenerationOptions, contravariant=True)
+
+
+def openai_router(
+    generator: Generator,
+    models: ModelLookup,
+    *,
+    max_body_bytes: int,
+    unix_clock: Callable[[], float],
+    keepalive_seconds: float = KEEPALIVE_SECONDS,
+    system_fingerprint: str | None = None,
+) -> Router:
+    """The routes. The gate before them has put `request_id` and `caller` into the scope's state."""
+    answers = _Answers(
+        generator,
+        models,
+        max_body_bytes=max_body_bytes,
+        unix_clock=unix_clock,
+        keepalive_seconds=keepalive_seconds,
+        system_fingerprint=system_fingerprint,
+    )
+
+    @post("/chat/completions", status_code=200)
+    async def chat_completions() -> ASGIApp:
+        """OpenAI Chat Completions."""
+        return answers.app(_CHAT)
+
+    @post("/completions", status_code=200)
+    async def completions() -> ASGIApp:
+        """OpenAI's legacy completions."""
+        return answers.app(_COMPLETIONS)
+
+    return Router("/v1", route_handlers=[chat_completions, completions], exception_handlers=OPENAI_EXCEPTION_HANDLERS)
+
+
+class _Translate(Protocol[Asked]):
+    def __call__(self, request: Asked, *, request_id: RequestId, cache_scope: bytes) -> Generate | Failure: ...
+
+
+class _WholeAnswer(Protocol):
+    def __call__(
+        self, envelope: Envelope, deltas: Sequence[Delta], finished: Finished, *, top_logprobs: int | None
+    ) -> bytes: ...
+
+
+class _Stream(Protocol):
+    def encode(self, event: RequestEvent) -> bytes: ...
+
+
+class _Endpoint(Struct, Generic[Body], frozen=True, kw_only=True):
+    """In what the two routes differ. `prompt_field` is where a client looks for the text that was too long."""
+
+    request_type: type[Body]
+    translate: _Translate[Body]
+    id_prefix: str
+    prompt_field: str
+    stream: Callable[[Envelope, UsageChunk, int | None], _Stream]
+    whole: _WholeAnswer
+
+
+_CHAT = _Endpoint(
+    request_type=ChatRequest,
+    translate=chat_to_generate,
+    id_prefix="chatcmpl-",
+    prompt_field="messages",
+    stream=lambda envelope, usage, _: ChatStream(envelope, usage=usage),
+    whole=chat_completion,
+)
+_COMPLETIONS = _Endpoint(
+    request_type=CompletionRequest,
+    translate=completion_to_generate,
+    id_prefix="cmpl-",
+    prompt_field="prompt",
+    stream=lambda envelope, usage, top_logprobs: TextStream(envelope, usage=usage, top_logprobs=top_logprobs),
+    whole=text_completion,
+)
+
+
+class _Accepted(Struct, Generic[Body], frozen=True, kw_only=True):
+    """A request that may be submitted."""
+
+    request: Body
+    generate: Generate
+    ignored: tuple[str, ...]
+
+
+class _Answers:
+    """Answers requests, each from its body to its last byte."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        models: ModelLookup,
+        *,
+        max_body_bytes: int,
+        unix_clock: Callable[[], float],
+        keepalive_seconds: float,
+        system_fingerprint: str | None,
+    ) -> None:
+        self._generator = generator
+        self._models = models
+        self._max_body_bytes = max_body_bytes
+        self._unix_clock = unix_clock
+        self._keepalive_seconds = keepalive_seconds
+        self._system_fingerprint = system_fingerprint
+
+    def app(self, endpoint: _Endpoint[Body]) -> ASGIApp:
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            await self._answer(endpoint, scope, receive, send)
+
+        return answer
+
+    async def _answer(self, endpoint: _Endpoint[Body], scope: Scope, receive: Receive, send: Send) -> None:
+        state = scope["state"]
+        request_id: RequestId = state["request_id"]
+        caller: Caller = state["caller"]
+        body = await read_json_body(scope["headers"], receive, max_body_bytes=self._max_body_bytes)
+        if isinstance(body, ClientGone):
+            return
+        accepted = body if isinstance(body, Failure) else self._accept(endpoint, body, request_id, caller)
+        if isinstance(accepted, Failure):
+            await _send_error(send, accepted)
+            return
+        disconnected = asyncio.create_task(sse.until_disconnected(receive))
+        reply = self._generator.submit(ModelName(accepted.request.model), accepted.generate)
+        try:
+            first = await _unless_disconnected(anext(reply), disconnected)
+            if first is None:
+                return
+            if isinstance(first, Failed):
+                await _send_error(send, _pointing_at(endpoint.prompt_field, first.failure))
+            elif accepted.request.stream:
+                await self._send_stream(endpoint, accepted, first, reply, send, disconnected)
+            else:
+                await self._send_whole(endpoint, accepted, first, reply, send, disconnected)
+        finally:
+            reply.cancel()
+            disconnected.cancel()
+
+    def _accept(
+        self, endpoint: _Endpoint[Body], body: bytes, request_id: RequestId, caller: Caller
+    ) -> _Accepted[Body] | Failure:
+        decoded = decode(body, endpoint.request_type)
+        if isinstance(decoded, Failure):
+            return decoded
+        generate = endpoint.translate(decoded.request, request_id=request_id, cache_scope=caller.cache_scope)
+        if isinstance(generate, Failure):
+            return generate
+        model = self._models.find(decoded.request.model)
+        if model is None:
+            return Failure(
+                kind=FailureKind.MODEL_NOT_FOUND,
+                message=f"No model `{decoded.request.model[:128]}` here. GET /v1/models lists those there are.",
+                param="model",
+            )
+        if model.problem is not None:
+            return Failure(
+                kind=FailureKind.MODEL_UNAVAILABLE,
+                message=f"This model cannot be served: {model.problem}",
+                param="model",
+            )
+        return _Accepted(request=decoded.request, generate=generate, ignored=decoded.ignored)
+
+    def _envelope(self, endpoint: _Endpoint[Body], accepted: _Accepted[Body]) -> Envelope:
+        return Envelope(
+            id=f"{endpoint.id_prefix}{accepted.generate.request_id}",
+            created=int(self._unix_clock()),
+            model=accepted.request.model,
+            system_fingerprint=self._system_fingerprint,
+        )
+
+    async def _send_stream(
+        self,
+        endpoint: _Endpoint[Body],
+        accepted: _Accepted[Body],
+        first: RequestEvent,
+        reply: Reply,
+        send: Send,
+        disconnected: "asyncio.Task[None]",
+    ) -> None:
+        options = accepted.request.stream_options
+        usage: UsageChunk = "asked" if options is not None and options.include_usage else "unasked"
+        stream = endpoint.stream(self._envelope(endpoint, accepted), usage, accepted.generate.top_logprobs)
+        await sse.send_stream(
+            send,
+            _encoded(stream, first, reply),
+            headers=_ignored_headers(accepted.ignored),
+            disconnected=disconnected,
+            keepalive_seconds=self._keepalive_seconds,
+        )
+
+    async def _send_whole(
+        self,
+        endpoint: _Endpoint[Body],
+        accepted: _Accepted[Body],
+        first: RequestEvent,
+        reply: Reply,
+        send: Send,
+        disconnected: "asyncio.Task[None]",
+    ) -> None:
+        collected = await _unless_disconnected(_collected(first, reply), disconnected)
+        if collected is None:
+            return
+        deltas, last = collected
+        if isinstance(last, Failed):
+            await _send_error(send, _pointing_at(endpoint.prompt_field, last.failure))
+            return
+        body = endpoint.whole(
+            self._envelope(endpoint, accepted), deltas, last, top_logprobs=accepted.generate.top_logprobs
+        )
+        headers = [(b"content-type", b"application/json"), *_ignored_headers(accepted.ignored)]
+        await _send_answer(send, 200, headers, body)
+
+
+async def _unless_disconnected(
+    waited_for: Coroutine[Any, Any, Result], disconnected: "asyncio.Task[None]"
+) -> Result | None:
+    """The result, or None as soon as the client is gone."""
+    task = asyncio.create_task(waited_for)
+    try:
+        await asyncio.wait({task, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+
+
+async def _encoded(stream: _Stream, first: RequestEvent, reply: Reply) -> AsyncIterator[bytes]:
+    """The stream's bytes. After the status line even a fault of ours can only be told in an event."""
+    try:
+        yield stream.encode(first)
+        async for event in reply:
+            yield stream.encode(event)
+    except Exception as error:  # noqa: BLE001 - logged, and told to the client
+        failure = unexpected_failure(error, reply.request_id)
+        yield stream.encode(Failed(request_id=reply.request_id, failure=failure))
+
+
+async def _collected(first: RequestEvent, reply: Reply) -> tuple[list[Delta], Finished | Failed]:
+    deltas: list[Delta] = []
+    event = first
+    while True:
+        match event:
+            case Delta():
+                deltas.append(event)
+            case Finished() | Failed():
+                return deltas, event
+            case Queued() | Prefilling():
+                pass
+            case _:
+                assert_never(event)
+        event = await anext(reply)
+
+
+def _pointing_at(prompt_field: str, failure: Failure) -> Failure:
+    """The worker does not know how this API names the prompt."""
+    if failure.kind is FailureKind.CONTEXT_LENGTH_EXCEEDED:
+        return replace(failure, param=prompt_field)
+    return failure
+
+
+def _ignored_headers(ignored: tuple[str, ...]) -> tuple[tuple[bytes, bytes], ...]:
+    return ((IGNORED_HEADER, ignored_header(ignored).encode()),) if ignored else ()
+
+
+async def _send_error(send: Send, failure: Failure) -> None:
+    answer = openai_error(failure)
+    headers = [(name.encode(), value.encode()) for name, value in answer.headers]
+    await _send_answer(send, answer.status, headers, answer.body)
+
+
+async def _send_answer(send: Send, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> None:
+    headers = [*headers, (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
