@@ -1,0 +1,110 @@
+"""Workers on MLX's CPU build multiply with a fast BLAS; nobody else's environment is touched."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway import blas
+
+needs_linux_cpu_build = pytest.mark.skipif(
+    sys.platform != "linux" or importlib.util.find_spec("numpy") is None, reason="the Linux CPU build's own trouble"
+)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["mlx", "mlx-cpu"], True),
+        (["mlx", "mlx_cpu"], True),
+        (["mlx"], False),
+        (["mlx", "mlx-cuda-13"], False),
+        (["mlx", "mlx-cpu", "mlx-cuda"], False),
+        ([], False),
+    ],
+)
+def test_only_the_cpu_build_is_helped(names: list[str], expected: bool) -> None:  # noqa: FBT001 - a table's column
+    """A GPU build, or both builds at once, computes elsewhere and keeps its environment."""
+    assert blas.is_cpu_build(names) is expected
+
+
+@pytest.mark.parametrize(
+    ("base", "expected"),
+    [
+        ({}, {"LD_PRELOAD": "/x.so", "OPENBLAS_NUM_THREADS": "4"}),
+        ({"LD_PRELOAD": "/a.so"}, {"LD_PRELOAD": "/x.so:/a.so", "OPENBLAS_NUM_THREADS": "4"}),
+        ({"OPENBLAS_NUM_THREADS": "1"}, {"LD_PRELOAD": "/x.so", "OPENBLAS_NUM_THREADS": "1"}),
+        ({"HOME": "/h"}, {"HOME": "/h", "LD_PRELOAD": "/x.so", "OPENBLAS_NUM_THREADS": "4"}),
+    ],
+)
+def test_what_is_set_already_stays(base: dict[str, str], expected: dict[str, str]) -> None:
+    """The library comes before what was preloaded, and the operator's thread count wins."""
+    assert blas.preloading(base, "/x.so", 4) == expected
+
+
+@needs_linux_cpu_build
+def test_an_operators_own_blas_stands(tmp_path: Path) -> None:
+    """Whoever preloads a BLAS has chosen; mlxd adds nothing and says so."""
+    base = {"LD_PRELOAD": "/opt/libmyblas.so"}
+
+    chosen = blas.worker_environment(base, tmp_path)
+
+    assert chosen.environment == base
+    assert "libmyblas" in chosen.description
+
+
+@needs_linux_cpu_build
+def test_a_worker_multiplies_with_the_preloaded_library(tmp_path: Path) -> None:
+    """MLX in a child with that environment gives the right product, and the library is mapped into it."""
+    chosen = blas.worker_environment(dict(os.environ), tmp_path)
+    library = chosen.environment["LD_PRELOAD"].split(":")[0]
+    program = (
+        "import mlx.core as mx; a = mx.arange(12, dtype=mx.float32).reshape(3, 4); print((a @ a.T).tolist());"
+        "print(open('/proc/self/maps').read())"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program], env=chosen.environment, capture_output=True, text=True, check=True
+    ).stdout
+
+    assert said.startswith("[[14.0, 38.0, 62.0], [38.0, 126.0, 214.0], [62.0, 214.0, 366.0]]")
+    assert Path(library).name in said
+    assert "OpenBLAS" in chosen.description
+
+
+@needs_linux_cpu_build
+def test_the_shim_is_built_once(tmp_path: Path) -> None:
+    """A second start compiles nothing and leaves one private file."""
+    first, _ = blas._numpy_library_shim(tmp_path)
+    built = Path(first).stat().st_mtime_ns
+    second, _ = blas._numpy_library_shim(tmp_path)
+
+    assert (second, Path(second).stat().st_mtime_ns) == (first, built)
+    assert [path.name for path in tmp_path.iterdir()] == [Path(first).name]
+    assert Path(first).stat().st_mode & 0o777 == 0o600
+
+
+@needs_linux_cpu_build
+def test_a_library_that_is_none_is_not_preloaded(tmp_path: Path) -> None:
+    """A broken file is found out in a child, never in a worker."""
+    broken = tmp_path / "libopenblas.so.0"
+    broken.write_bytes(b"\x7fELF but no more")
+
+    with pytest.raises(blas.BlasUnavailable):
+        blas._check(str(broken), dict(os.environ))
+
+
+@needs_linux_cpu_build
+def test_without_any_fast_blas_the_environment_is_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow is better than not at all, and the description says what to install."""
+    monkeypatch.setattr(blas, "_SYSTEM_DIRECTORIES", ())
+    monkeypatch.setattr(blas, "_COMPILERS", ("no-such-compiler",))
+    monkeypatch.setattr(blas.ctypes.util, "find_library", lambda _name: None)
+    base = {"PATH": "/usr/bin"}
+
+    chosen = blas.worker_environment(base, tmp_path)
+
+    assert chosen.environment == base
+    assert "libopenblas0" in chosen.description
