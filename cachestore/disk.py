@@ -8,12 +8,13 @@ import fcntl
 import os
 import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import xxhash
 from msgspec import Struct
 
-from cachestore.layout import HEADER_LENGTH_BYTES, BadBlock, check_header, header_bytes
+from cachestore.layout import HEADER_LENGTH_BYTES, QUARANTINE_DIRECTORY, BadBlock, check_header, header_bytes
 from protocol.block_file import BlockMetadata
 
 _READ_BYTES = 4 * 1024 * 1024
@@ -62,7 +63,7 @@ def flush_directory(path: Path) -> None:
 def make_directory(path: Path) -> None:
     """Make one directory, 0700, if it is not there; durable, since a file's name is lost with its directory's."""
     try:
-        os.mkdir(path, 0o700)
+        path.mkdir(0o700)
     except FileExistsError:
         return
     flush_directory(path.parent)
@@ -132,19 +133,19 @@ def identity(path: Path) -> FileIdentity | None:
 
 def put_in_place(source: Path, target: Path) -> None:
     """Rename a sealed file to its name, durably. Afterwards it is there whole or not at all, whatever happens."""
-    os.rename(source, target)
+    source.rename(target)
     flush_directory(target.parent)
 
 
 def move(source: Path, target: Path) -> None:
     """Rename whatever is there, durable or not."""
-    os.rename(source, target)
+    source.rename(target)
 
 
 def remove_file(path: Path) -> None:
     """Unlink; a file that is gone already is fine."""
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
+        path.unlink()
 
 
 def remove_tree(path: Path) -> None:
@@ -158,7 +159,7 @@ def remove_tree(path: Path) -> None:
 def remove_if_empty(path: Path) -> None:
     """Remove a directory that nobody needs any more."""
     with contextlib.suppress(OSError):
-        os.rmdir(path)
+        path.rmdir()
 
 
 def tree_bytes(path: Path) -> int:
@@ -170,6 +171,15 @@ def tree_bytes(path: Path) -> int:
     if not stat.S_ISDIR(status.st_mode):
         return status.st_size
     return sum(tree_bytes(Path(entry.path)) for entry in list_directory(path))
+
+
+def walk_files(root: Path) -> Iterator[str]:
+    """Every file and link below a directory, relative to it. What lies in quarantine is one thing each."""
+    for entry in list_directory(root):
+        if entry.is_dir(follow_symlinks=False) and root.name != QUARANTINE_DIRECTORY:
+            yield from (f"{entry.name}/{below}" for below in walk_files(Path(entry.path)))
+        else:
+            yield entry.name
 
 
 def list_directory(path: Path) -> list[os.DirEntry[str]]:
@@ -211,12 +221,12 @@ def _inspect(descriptor: int) -> Inspected:
     found = _identity(os.fstat(descriptor))
     metadata = _metadata(descriptor, found)
     digest = xxhash.xxh3_128()
-    buffer = bytearray(min(_READ_BYTES, found.file_bytes))
-    view = memoryview(buffer)
-    at = 0
-    while count := os.preadv(descriptor, [buffer], at):
-        digest.update(view[:count])
-        at += count
-    if at != found.file_bytes or _identity(os.fstat(descriptor)) != found:
+    view = memoryview(bytearray(min(_READ_BYTES, found.file_bytes)))
+    read_bytes = 0
+    with open(descriptor, "rb", buffering=0, closefd=False) as file:
+        while count := file.readinto(view):
+            digest.update(view[:count])
+            read_bytes += count
+    if read_bytes != found.file_bytes or _identity(os.fstat(descriptor)) != found:
         raise BadBlock("it changed while it was read")
     return Inspected(metadata=metadata, checksum=digest.digest(), identity=found)

@@ -5,6 +5,8 @@ commits are not synced one by one (WAL, synchronous=NORMAL): a power cut may los
 Every mutation is one transaction. `last_used` counts uses, it is no clock; it starts above every earlier value.
 """
 
+# ruff: noqa: S608 -- only this module's own constants are put into SQL; every value is bound
+
 import sqlite3
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -48,7 +50,7 @@ _FROM = "FROM blocks b JOIN models m ON m.id = b.model"
 _CHUNKS = (16, 128)  # keys asked for in one query: a short first one, since most walks end early
 
 StrayKind = Literal["foreign", "quarantine", "other"]
-"""Foreign: a block of another format, evicted first. Quarantine: damaged, kept a while. Other: not ours, only counted."""
+"""Foreign: a block of another format, evicted first. Quarantine: damaged, kept a while. Other: not ours to delete."""
 
 
 class IndexUnusable(Exception):
@@ -155,11 +157,12 @@ class BlockIndex:
     def descendants(self, row: BlockRow) -> list[BlockRow]:
         """All indexed blocks below this one, children before their parents."""
         rows = self._database.execute(
-            f"WITH RECURSIVE below (id, model, key) AS ("
-            f" SELECT id, model, key FROM blocks WHERE id = ?"
-            f" UNION SELECT c.id, c.model, c.key FROM blocks c JOIN below ON c.model = below.model AND c.parent = below.key"
+            "WITH RECURSIVE below (id, model, key) AS ("
+            " SELECT id, model, key FROM blocks WHERE id = ?"
+            " UNION SELECT c.id, c.model, c.key FROM blocks c"
+            " JOIN below ON c.model = below.model AND c.parent = below.key"
             f") SELECT {_COLUMNS} FROM below JOIN blocks b ON b.id = below.id JOIN models m ON m.id = b.model"
-            f" WHERE b.id != ?",
+            " WHERE b.id != ?",
             (row.block, row.block),
         )
         return [_block_row(values) for values in rows][::-1]
@@ -174,17 +177,19 @@ class BlockIndex:
         )
         return {key.hex(): block for key, block in rows}
 
-    def rows_of(self, fingerprint: str | None, limit: int, after: int) -> list[BlockRow]:
-        """Some blocks of one model, or of all, in the order of their ids after `after`; condemned ones left out."""
+    def rows_of(self, fingerprint: str | None, before: int, limit: int) -> list[BlockRow]:
+        """Blocks of one model, or of all, newest first, with ids below `before`; condemned ones left out."""
         if fingerprint is None:
-            sql, values = f"SELECT {_COLUMNS} {_FROM} WHERE b.id > ? AND NOT b.condemned ORDER BY b.id LIMIT ?", ()
+            models = tuple(self._models.values())
         else:
-            sql, values = (
-                f"SELECT {_COLUMNS} {_FROM}"
-                " WHERE +b.model = ? AND b.id > ? AND NOT b.condemned ORDER BY b.id LIMIT ?",
-                (self._models.get(fingerprint),),
-            )
-        return [_block_row(row) for row in self._database.execute(sql, (*values, after, limit))]
+            models = tuple(model for name, model in self._models.items() if name == fingerprint)
+        marks = ",".join("?" * len(models))
+        rows = self._database.execute(
+            f"SELECT {_COLUMNS} {_FROM} WHERE +b.model IN ({marks}) AND b.id < ? AND NOT b.condemned"
+            " ORDER BY b.id DESC LIMIT ?",
+            (*models, before, limit),
+        )
+        return [_block_row(row) for row in rows]
 
     def condemned(self) -> list[BlockRow]:
         """Blocks that wait for their last reader."""
@@ -196,13 +201,10 @@ class BlockIndex:
 
     def stray_rows(self) -> list[StrayRow]:
         """Every file that is no indexed block, oldest first, foreign blocks before the quarantined."""
-        rows: Iterator[tuple[str, StrayKind, int, int]] = self._database.execute(
-            "SELECT path, kind, file_bytes, modified FROM strays ORDER BY kind, modified"
-        )
-        return [
-            StrayRow(path=path, kind=kind, file_bytes=file_bytes, modified=modified)
-            for path, kind, file_bytes, modified in rows
-        ]
+        return self._strays_where("1")
+
+    def stray(self, path: str) -> StrayRow | None:
+        return next((stray for stray in self._strays_where("path = ?", path)), None)
 
     def leaves(self) -> Iterator[Candidate]:
         """For eviction. Do not change the index while iterating."""
@@ -225,6 +227,11 @@ class BlockIndex:
             ).fetchone()
         )
 
+    def next_use(self) -> int:
+        """A number above all earlier ones, for ordering by use."""
+        self._last_use += 1
+        return self._last_use
+
     # --- changes ----------------------------------------------------------------------------------------------------
 
     def insert(
@@ -239,17 +246,15 @@ class BlockIndex:
         last_used: int | None = None,
     ) -> int:
         """Index a block whose file is in place; its id. Used now unless `last_used` says when. The key must be new."""
-        use = self._next_use() if last_used is None else last_used
+        use = self.next_use() if last_used is None else last_used
         with self._transaction():
             model = self._models.get(fingerprint)
             if model is None:
-                model = _row_id(self._database.execute("INSERT INTO models (fingerprint) VALUES (?)", (fingerprint,)))
-            block = _row_id(
-                self._database.execute(
-                    "INSERT INTO blocks (model, key, parent, file_bytes, checksum, last_used, children, grains) VALUES"
-                    " (?, ?, ?, ?, ?, ?, (SELECT count(*) FROM blocks WHERE model = ? AND parent = ?), ?)",
-                    (model, key, parent, file_bytes, checksum, use, model, key, join_digests(grains)),
-                )
+                model = self._insert("INSERT INTO models (fingerprint) VALUES (?) RETURNING id", fingerprint)
+            block = self._insert(
+                "INSERT INTO blocks (model, key, parent, file_bytes, checksum, last_used, children, grains) VALUES"
+                " (?, ?, ?, ?, ?, ?, (SELECT count(*) FROM blocks WHERE model = ? AND parent = ?), ?) RETURNING id",
+                *(model, key, parent, file_bytes, checksum, use, model, key, join_digests(grains)),
             )
             self._database.execute(
                 "UPDATE blocks SET children = children + 1 WHERE model = ? AND key = ?", (model, parent)
@@ -286,7 +291,7 @@ class BlockIndex:
 
     def touch(self, blocks: Iterable[int]) -> None:
         """These blocks were used just now, all at the same moment."""
-        use = self._next_use()
+        use = self.next_use()
         with self._transaction():
             self._database.executemany("UPDATE blocks SET last_used = ? WHERE id = ?", [(use, b) for b in blocks])
 
@@ -366,9 +371,8 @@ class BlockIndex:
                 self._database.execute("ROLLBACK")
             raise
 
-    def _next_use(self) -> int:
-        self._last_use += 1
-        return self._last_use
+    def _insert(self, sql: str, *values: object) -> int:
+        return int(self._database.execute(sql, values).fetchone()[0])
 
     def _sum(self, sql: str) -> tuple[int, int]:
         count, total = self._database.execute(sql).fetchone()
@@ -377,6 +381,15 @@ class BlockIndex:
     def _one(self, sql: str, *values: object) -> BlockRow | None:
         row = self._database.execute(sql, values).fetchone()
         return None if row is None else _block_row(row)
+
+    def _strays_where(self, condition: str, *values: object) -> list[StrayRow]:
+        rows: Iterator[tuple[str, StrayKind, int, int]] = self._database.execute(
+            f"SELECT path, kind, file_bytes, modified FROM strays WHERE {condition} ORDER BY kind, modified", values
+        )
+        return [
+            StrayRow(path=path, kind=kind, file_bytes=file_bytes, modified=modified)
+            for path, kind, file_bytes, modified in rows
+        ]
 
     def _rows_by_key(self, model: int, keys: Sequence[BlockKey], slots: int) -> dict[BlockKey, BlockRow]:
         padded = [*keys, *([keys[-1]] * (slots - len(keys)))]  # one SQL text per size, so that it stays prepared
@@ -433,8 +446,3 @@ def _block_row(values: _Values) -> BlockRow:
 def _candidate(values: tuple[int, int | None, int, int, int]) -> Candidate:
     block, parent, children, file_bytes, last_used = values
     return Candidate(block=block, parent=parent, children=children, file_bytes=file_bytes, last_used=last_used)
-
-
-def _row_id(cursor: sqlite3.Cursor) -> int:
-    assert cursor.lastrowid is not None
-    return cursor.lastrowid

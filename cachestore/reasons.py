@@ -36,6 +36,11 @@ def loses_index(why: OSError | sqlite3.Error) -> bool:
     return isinstance(why, sqlite3.Error) and trouble_of(why) != "no_space"
 
 
+def is_damaged(why: OSError | sqlite3.Error) -> bool:
+    """Whether the index file itself is broken, so that it must be rebuilt and not only opened again."""
+    return isinstance(why, sqlite3.Error) and _sqlite_code(why) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
 def _sqlite_code(why: sqlite3.Error) -> int | None:
     code = getattr(why, "sqlite_errorcode", None)
     return code & 0xFF if isinstance(code, int) else None

@@ -1,4 +1,4 @@
-"""What a block file says about itself: the part of the disk format that its writer (worker) and keeper (cachestore) share.
+"""What a block file says about itself: what its writer (worker) and its keeper (cachestore) must agree on.
 
 A block file is a safetensors file. Its name carries its checksum (see cachestore/layout.py); its header carries, in the
 safetensors metadata, the fields below. Readers ignore fields they do not know.
@@ -56,7 +56,7 @@ def block_metadata(
 
 
 def parse_metadata(metadata: Mapping[str, str]) -> BlockMetadata:
-    """Read a block's metadata back. Raises ForeignFormat for another disk format, else BadMetadata if it makes no sense."""
+    """Read a block's metadata back. Raises ForeignFormat for another disk format, BadMetadata for nonsense."""
     disk_format = _field(metadata, FORMAT_FIELD)
     if disk_format != str(DISK_FORMAT):
         raise ForeignFormat(f"disk format {disk_format[:20]!r}, this mlxd reads {DISK_FORMAT}")

@@ -1,0 +1,179 @@
+"""Mends the index from the files, in small steps between requests.
+
+Never reads a header it does not have to: a file whose name is in the index costs one stat. Unknown blocks are adopted
+by their header, rows without a file are dropped, everything else in the directory is counted.
+"""
+
+from collections.abc import Generator
+from pathlib import Path
+
+import structlog
+
+from cachestore import disk
+from cachestore.index import StrayKind, StrayRow
+from cachestore.layout import (
+    GRAINS_PER_BLOCK,
+    OWN_NAMES,
+    PREFIXES,
+    QUARANTINE_DIRECTORY,
+    STAGING_DIRECTORY,
+    BadBlock,
+    is_fingerprint,
+    parse_block_name,
+    stray_kind,
+)
+from cachestore.reasons import is_unreadable
+from cachestore.store import Store
+
+_FILES_PER_STEP = 32
+
+_log = structlog.get_logger("cachestore")
+
+
+def reconcile(store: Store) -> Generator[None]:
+    """Compare everything once. Each `next` is a step of well under a millisecond; requests may be served in between."""
+    store.reconcile_wanted = False
+    adopted = dropped = 0
+    models = {
+        entry.name
+        for entry in disk.list_directory(store.directory)
+        if is_fingerprint(entry.name) and entry.is_dir(follow_symlinks=False)
+    }
+    for fingerprint in sorted(models | set(store.index.fingerprints())):
+        for number, prefix in enumerate(PREFIXES):
+            directory = store.directory / fingerprint / prefix
+            rows = store.index.rows_in(fingerprint, number)
+            for count, entry in enumerate(disk.list_directory(directory)):
+                name = parse_block_name(entry.name)
+                block = None if name is None else rows.get(name[0].hex())
+                row = None if block is None else store.index.row(block)
+                if row is not None and name is not None and row.checksum == name[1]:
+                    del rows[row.key.hex()]
+                    _check_size(store, row.block)
+                elif _adopt(store, fingerprint, Path(entry.path)):
+                    adopted += 1
+                    yield
+                if count % _FILES_PER_STEP == 0:
+                    yield
+            for block in rows.values():  # these had no file when the directory was read
+                dropped += _drop_if_gone(store, block)
+                yield
+            yield
+    yield from _count_strays(store, models)
+    store.make_room(0)
+    store.is_reconciled = True
+    _log.info(
+        "reconciled",
+        blocks=store.index.blocks,
+        adopted=adopted,
+        dropped=dropped,
+        strays=store.index.strays,
+        usage_bytes=store.usage_bytes,
+    )
+
+
+def _check_size(store: Store, block: int) -> None:
+    row = store.index.row(block)
+    if row is None:
+        return
+    try:
+        identity = disk.identity(store.path_of(row))
+    except FileNotFoundError:
+        return  # deleted just now; the row has gone with it, or the next walk finds out
+    if identity is None or identity.file_bytes != row.file_bytes:
+        store.quarantine(row, "its size is not what it was")
+
+
+def _adopt(store: Store, fingerprint: str, path: Path) -> bool:
+    """Index a block that is not in the index; count anything else as a stray."""
+    name = parse_block_name(path.name)
+    try:
+        if name is None or store.index.find(fingerprint, name[0]) is not None:
+            raise BadBlock("no block, or one of which we have another copy")
+        metadata, identity = disk.read_metadata(path)
+        if metadata.key != name[0] or metadata.fingerprint != fingerprint:
+            raise BadBlock("its header does not match its name")
+        if len(metadata.grains) > GRAINS_PER_BLOCK:
+            raise BadBlock("it has too many grains")
+    except FileNotFoundError:
+        return False  # evicted since the directory was read
+    except (BadBlock, OSError) as why:
+        if isinstance(why, OSError) and not is_unreadable(why):
+            raise
+        _count(store, path, stray_kind(path.name))
+        return False
+    store.index.drop_strays([str(path.relative_to(store.directory))])
+    store.index.insert(
+        fingerprint=fingerprint,
+        key=metadata.key,
+        parent=metadata.parent,
+        grains=metadata.grains,
+        file_bytes=identity.file_bytes,
+        checksum=name[1],
+        last_used=identity.modified_nanoseconds // 1000,
+    )
+    return True
+
+
+def _drop_if_gone(store: Store, block: int) -> int:
+    row = store.index.row(block)
+    if row is None:
+        return 0
+    try:
+        disk.identity(store.path_of(row))
+    except FileNotFoundError:
+        below = store.index.descendants(row)
+        store.drop([*below, row])
+        return 1 + len(below)
+    return 0
+
+
+def _count_strays(store: Store, models: set[str]) -> Generator[None]:
+    """Count the files that are in no block's place, and forget the strays that are gone."""
+    for entry in disk.list_directory(store.directory):
+        if entry.name == QUARANTINE_DIRECTORY:
+            for damaged in disk.list_directory(Path(entry.path)):
+                _count(store, Path(damaged.path), "quarantine")
+                yield
+        elif entry.name in models:
+            for below in disk.list_directory(Path(entry.path)):
+                if below.name not in PREFIXES and below.name != STAGING_DIRECTORY:
+                    yield from _count_below(store, Path(below.path))
+                elif not below.is_dir(follow_symlinks=False):
+                    _count(store, Path(below.path), "other")
+        elif entry.name not in OWN_NAMES:
+            yield from _count_below(store, Path(entry.path))
+    for stray in store.index.stray_rows():
+        if not _is_there(store.directory / stray.path):
+            store.index.drop_strays([stray.path])
+            yield
+
+
+def _count_below(store: Store, path: Path) -> Generator[None]:
+    if path.is_symlink() or not path.is_dir():
+        _count(store, path, "other")
+        return
+    for entry in disk.list_directory(path):
+        yield from _count_below(store, Path(entry.path))
+        yield
+
+
+def _count(store: Store, path: Path, kind: StrayKind) -> None:
+    if not _is_there(path):
+        return
+    if path.is_dir() and not path.is_symlink() and kind != "quarantine":
+        kind = "other"  # a directory in a block's place is not ours to delete
+    relative = str(path.relative_to(store.directory))
+    file_bytes = disk.tree_bytes(path)
+    known = store.index.stray(relative)
+    if known is None or known.file_bytes != file_bytes:
+        modified = int(path.lstat().st_mtime * 1_000_000)
+        store.index.put_stray(StrayRow(path=relative, kind=kind, file_bytes=file_bytes, modified=modified))
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True

@@ -1,0 +1,397 @@
+"""One open cache directory: its lock, its files, its index and the byte books that tie them together.
+
+The order of every change is chosen for `kill -9` between any two system calls: a file is whole and durable before it
+has a block's name, and named before it is indexed; it is unlinked before its row is dropped. What a kill leaves behind
+is a file without a row (adopted by the next reconcile) or a row without a file (a miss, dropped), never a wrong block.
+"""
+
+import os
+import secrets
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import structlog
+
+from cachestore import disk
+from cachestore.eviction import Candidate, plan_eviction
+from cachestore.index import BlockIndex, BlockRow, IndexUnusable, Match, StrayRow
+from cachestore.layout import (
+    INDEX_NAME,
+    LOCK_NAME,
+    OWN_NAMES,
+    PREFIXES,
+    QUARANTINE_DIRECTORY,
+    STAGED_SUFFIX,
+    STAGING_DIRECTORY,
+    BadBlock,
+    block_name,
+    block_path,
+    is_fingerprint,
+    staging_directory,
+)
+from cachestore.pins import Pins, StageLease
+from cachestore.reasons import is_unreadable
+from protocol.block_file import BlockMetadata
+from protocol.ids import BlockKey, Grain
+
+QUARANTINE_KEPT = 4
+"""Damaged files worth a look; older ones go."""
+
+EVICTION_SLACK_BYTES = 64 * 1024
+"""Freed on top of what is needed, since deleting rows makes the index's log grow before it shrinks."""
+
+STAGED_SLACK_BYTES = 64 * 1024
+"""How far a finished file may exceed what was asked for: a writer knows its tensors, not its header to the byte."""
+
+NEWEST_BLOCK = 1 << 62
+"""Above every block id: where a walk from the newest block starts."""
+
+_FORGET_ROWS = 1000
+
+Verdict = Literal["sound", "integrity", "missing"]
+
+_log = structlog.get_logger("cachestore")
+
+
+class NotStored(Exception):
+    """A block that will not be stored, and the reason for the worker."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Store:
+    """The directory, from open to close. One thread owns it. Raises OSError and sqlite3.Error as they come."""
+
+    def __init__(self, directory: Path, *, quota_bytes: int, free_floor_bytes: int, pins: Pins, first_use: int) -> None:
+        """Take the lock, sweep what an earlier run was writing, open the index (rebuilt later if it is damaged).
+
+        Raises disk.DirectoryTaken when another process holds the directory. `pins` is read here, never changed.
+        """
+        self.directory = directory
+        self.quota_bytes = quota_bytes
+        self.free_floor_bytes = free_floor_bytes
+        self.is_reconciled = False
+        self.reconcile_wanted = True
+        self.evicted = 0
+        self.quarantined = 0
+        self._pins = pins
+        self._verified: dict[int, disk.FileIdentity] = {}
+        self._condemned: set[int] = set()
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = disk.hold_lock(directory / LOCK_NAME)
+        try:
+            disk.make_directory(directory / QUARANTINE_DIRECTORY)
+            self._sweep_staging()
+            self.index = self._open_index(first_use)
+            try:
+                self._remove(self.index.condemned())
+                self.make_room(0)
+            except BaseException:
+                self.index.close()
+                raise
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def close(self) -> None:
+        """Close the index and give the directory back."""
+        try:
+            self.index.close()
+        finally:
+            os.close(self._lock)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the directory still is where it was opened (not unmounted, not removed)."""
+        return (self.directory / INDEX_NAME).exists()
+
+    # --- books ------------------------------------------------------------------------------------------------------
+
+    @property
+    def usage_bytes(self) -> int:
+        """What counts towards the quota: every file in the directory, staged ones at what they may take."""
+        own_bytes = sum(disk.tree_bytes(self.directory / name) for name in OWN_NAMES)
+        return self.index.block_bytes + self.index.stray_bytes + self._pins.reserved_bytes + own_bytes
+
+    def has_free_space(self, file_bytes: int) -> bool:
+        """Whether the volume keeps its free floor when this and all staged files are written."""
+        free_bytes = disk.free_bytes(self.directory)
+        return free_bytes - self._pins.reserved_bytes - file_bytes >= self.free_floor_bytes
+
+    def make_room(self, more_bytes: int) -> bool:
+        """Bring usage plus `more_bytes` under the quota. Deletes nothing and says False when that cannot be done."""
+        needed_bytes = self.usage_bytes + more_bytes - self.quota_bytes
+        if needed_bytes <= 0:
+            return True
+        strays: list[StrayRow] = []
+        stray_bytes = 0
+        for stray in self.index.stray_rows():
+            if stray.kind != "other" and stray_bytes < needed_bytes:
+                strays.append(stray)
+                stray_bytes += stray.file_bytes
+        plan: list[Candidate] | None = []
+        if stray_bytes < needed_bytes:
+            still_needed_bytes = needed_bytes - stray_bytes
+            plan = plan_eviction(still_needed_bytes + EVICTION_SLACK_BYTES, self.index, self._pins.is_pinned)
+            if plan is None:
+                plan = plan_eviction(still_needed_bytes, self.index, self._pins.is_pinned)
+        if plan is None:
+            return False
+        self._remove_strays(strays)
+        rows = [row for victim in plan if (row := self.index.row(victim.block)) is not None]
+        self._remove(rows)
+        self.evicted += len(rows)
+        _log.info(
+            "evicted",
+            blocks=len(rows),
+            strays=len(strays),
+            freed_bytes=stray_bytes + sum(row.file_bytes for row in rows),
+            quota_bytes=self.quota_bytes,
+        )
+        return True
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def path_of(self, row: BlockRow) -> Path:
+        return self.directory / block_path(row.fingerprint, row.key, row.checksum)
+
+    def verify(self, match: Match) -> Verdict:
+        """Whether a block's file may be read. The first time in a run, and when the file has changed, all is read."""
+        row = match.row
+        path = self.path_of(row)
+        try:
+            identity = disk.identity(path)
+            if identity is not None and self._verified.get(row.block) == identity:
+                return "sound"
+            inspected = disk.inspect(path)
+        except FileNotFoundError:
+            return self._lose(row, "missing", "its file is gone")
+        except BadBlock as why:
+            return self._lose(row, "integrity", str(why))
+        except OSError as why:
+            if not is_unreadable(why):
+                raise
+            return self._lose(row, "integrity", f"it cannot be read ({why.strerror})")
+        expected = BlockMetadata(fingerprint=row.fingerprint, key=row.key, parent=row.parent, grains=row.grains)
+        if inspected.checksum != row.checksum:
+            return self._lose(row, "integrity", "its bytes do not match its checksum")
+        if inspected.metadata != expected or inspected.identity.file_bytes != row.file_bytes:
+            return self._lose(row, "integrity", "its header does not match the index")
+        self._verified[row.block] = inspected.identity
+        return "sound"
+
+    def quarantine(self, row: BlockRow, reason: str) -> None:
+        """Take a bad block, and all below it, out of service; keep its file for a look."""
+        self._lose(row, "integrity", reason)
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    def new_staged_file(self, fingerprint: str) -> Path:
+        """A private, empty file on the same volume for a worker to write."""
+        directory = self.directory / staging_directory(fingerprint)
+        disk.make_directory(self.directory / fingerprint)
+        disk.make_directory(directory)
+        path = directory / (secrets.token_hex(16) + STAGED_SUFFIX)
+        disk.create_private_file(path)
+        return path
+
+    def publish(self, stage: StageLease, parent: BlockKey, grains: tuple[Grain, ...]) -> BlockRow:
+        """Turn a finished staged file into an indexed block. Raises NotStored; the staged file is then the caller's."""
+        if self.index.find(stage.fingerprint, stage.key) is not None:
+            raise NotStored("present")
+        expected = BlockMetadata(fingerprint=stage.fingerprint, key=stage.key, parent=parent, grains=grains)
+        staged = Path(stage.path)
+        try:
+            sealed = disk.seal(staged)
+        except (BadBlock, FileNotFoundError) as why:
+            reason = str(why) if isinstance(why, BadBlock) else "the staged file is gone"
+            _log.warning("staged_block_refused", key=stage.key.hex(), why=reason)
+            raise NotStored("integrity") from None
+        file_bytes = sealed.identity.file_bytes
+        if sealed.metadata != expected:
+            _log.warning("staged_block_refused", key=stage.key.hex(), why="its header is not what was announced")
+            raise NotStored("integrity")
+        if file_bytes > stage.reserved_bytes + STAGED_SLACK_BYTES:
+            _log.warning("staged_block_refused", key=stage.key.hex(), why="it is larger than announced")
+            raise NotStored("quota")
+        path = self.directory / block_path(stage.fingerprint, stage.key, sealed.checksum)
+        disk.make_directory(path.parent)
+        disk.put_in_place(staged, path)
+        try:
+            self.index.drop_strays([str(path.relative_to(self.directory))])
+            block = self.index.insert(
+                fingerprint=stage.fingerprint,
+                key=stage.key,
+                parent=parent,
+                grains=grains,
+                file_bytes=file_bytes,
+                checksum=sealed.checksum,
+            )
+        except BaseException:
+            disk.remove_file(path)  # a file that is not in the books must not stay
+            raise
+        self._verified[block] = sealed.identity
+        row = self.index.row(block)
+        if row is None:  # pragma: no cover
+            raise NotStored("unavailable")
+        return row
+
+    def supersede(self, new: BlockRow, old_key: BlockKey) -> None:
+        """Drop a shorter tail that a new block contains. One that it does not contain, or has children, stays."""
+        old = self.index.find(new.fingerprint, old_key)
+        if old is None or old.block == new.block or old.condemned:
+            return
+        if old.parent != new.parent or old.key not in new.grains or old.children:
+            _log.warning("not_superseded", key=old_key.hex(), why="the new block does not contain it")
+            return
+        self.drop([old])
+
+    # --- deleting ---------------------------------------------------------------------------------------------------
+
+    def drop(self, rows: Sequence[BlockRow]) -> None:
+        """Delete blocks, children before parents; those being read are hidden now and deleted when given back."""
+        pinned = [row for row in rows if self._pins.is_pinned(row.block)]
+        self._remove([row for row in rows if not self._pins.is_pinned(row.block)])
+        if pinned:
+            self.index.condemn(pinned)
+            self._condemned.update(row.block for row in pinned)
+
+    def given_back(self, blocks: Iterable[int]) -> None:
+        """These blocks have one reader less: delete the condemned ones nobody reads any more."""
+        done = [block for block in blocks if block in self._condemned and not self._pins.is_pinned(block)]
+        self._remove([row for block in done if (row := self.index.row(block)) is not None])
+        self._condemned.difference_update(done)
+
+    def forget(self, fingerprint: str | None) -> tuple[int, int]:
+        """Delete all blocks of a model, or of all, and what lies in quarantine. How many blocks, and their bytes."""
+        blocks = forgotten_bytes = 0
+        before = NEWEST_BLOCK
+        while rows := self.index.rows_of(fingerprint, before, _FORGET_ROWS):
+            self.drop(rows)
+            blocks += len(rows)
+            forgotten_bytes += sum(row.file_bytes for row in rows)
+            before = rows[-1].block
+        self._remove_strays(
+            stray
+            for stray in self.index.stray_rows()
+            if stray.kind == "quarantine"  # its files may be of any model
+            or (stray.kind == "foreign" and (fingerprint is None or stray.path.startswith(f"{fingerprint}/")))
+        )
+        for name in self.index.fingerprints() if fingerprint is None else [fingerprint]:
+            if is_fingerprint(name):
+                for prefix in PREFIXES:
+                    disk.remove_if_empty(self.directory / name / prefix)
+                disk.remove_if_empty(self.directory / staging_directory(name))
+                disk.remove_if_empty(self.directory / name)
+        return blocks, forgotten_bytes
+
+    # --- checks -----------------------------------------------------------------------------------------------------
+
+    def faults(self) -> list[str]:
+        """Where books, index and files disagree; empty when all is well. Exact only once reconciled. For tests."""
+        counted = {stray.path: stray.file_bytes for stray in self.index.stray_rows()}
+        for row in self.index.rows_of(None, NEWEST_BLOCK, self.index.blocks) + self.index.condemned():
+            counted[str(self.path_of(row).relative_to(self.directory))] = row.file_bytes
+        found = {
+            path: disk.tree_bytes(self.directory / path)
+            for path in disk.walk_files(self.directory)
+            if path not in OWN_NAMES and path.split("/")[1:2] != [STAGING_DIRECTORY]
+        }
+        return [
+            *self.index.faults(),
+            *(f"{path} is counted and not there" for path in counted.keys() - found.keys()),
+            *(f"{path} is there and not counted" for path in found.keys() - counted.keys()),
+            *(
+                f"{path} is counted with {counted[path]} bytes and has {found[path]}"
+                for path in counted.keys() & found.keys()
+                if counted[path] != found[path]
+            ),
+        ]
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _open_index(self, first_use: int) -> BlockIndex:
+        path = self.directory / INDEX_NAME
+        if not path.exists():
+            disk.create_private_file(path)  # SQLite gives its log the same mode
+        try:
+            return BlockIndex(path, first_use)
+        except IndexUnusable as why:
+            _log.warning("index_unusable", why=str(why), then="it is rebuilt from the block files")
+            delete_index(self.directory)
+            disk.create_private_file(path)
+            return BlockIndex(path, first_use)
+
+    def _sweep_staging(self) -> None:
+        for model in disk.list_directory(self.directory):
+            if is_fingerprint(model.name) and model.is_dir(follow_symlinks=False):
+                for entry in disk.list_directory(self.directory / staging_directory(model.name)):
+                    disk.remove_tree(Path(entry.path))
+
+    def _lose(self, row: BlockRow, verdict: Literal["integrity", "missing"], why: str) -> Verdict:
+        below = self.index.descendants(row)
+        _log.warning(
+            "block_lost", fingerprint=row.fingerprint, key=row.key.hex(), why=why, descendants_dropped=len(below)
+        )
+        self.drop(below)
+        if verdict == "integrity":
+            self._move_to_quarantine(row)
+            self.quarantined += 1
+        else:
+            self.reconcile_wanted = True  # somebody else deletes files here
+        self.index.delete([row])
+        self._verified.pop(row.block, None)
+        return verdict
+
+    def _move_to_quarantine(self, row: BlockRow) -> None:
+        relative = f"{QUARANTINE_DIRECTORY}/{block_name(row.key, row.checksum)}.{secrets.token_hex(4)}"
+        target = self.directory / relative
+        disk.make_directory(target.parent)
+        try:
+            disk.move(self.path_of(row), target)
+        except FileNotFoundError:
+            return
+        self.index.put_stray(
+            StrayRow(
+                path=relative,
+                kind="quarantine",
+                file_bytes=disk.tree_bytes(target),
+                modified=self.index.next_use(),
+            )
+        )
+        kept = [stray for stray in self.index.stray_rows() if stray.kind == "quarantine"]
+        self._remove_strays(kept[:-QUARANTINE_KEPT])
+
+    def _remove(self, rows: Sequence[BlockRow]) -> None:
+        gone: list[BlockRow] = []
+        try:
+            for row in rows:
+                disk.remove_file(self.path_of(row))
+                gone.append(row)
+        finally:
+            self.index.delete(gone)
+            for row in gone:
+                self._verified.pop(row.block, None)
+
+    def _remove_strays(self, strays: Iterable[StrayRow]) -> None:
+        gone: list[str] = []
+        try:
+            for stray in strays:
+                if stray.kind == "quarantine":
+                    disk.remove_tree(self.directory / stray.path)
+                else:
+                    disk.remove_file(self.directory / stray.path)
+                gone.append(stray.path)
+        finally:
+            if gone:
+                self.index.drop_strays(gone)
+
+
+def delete_index(directory: Path) -> None:
+    """Delete a damaged index. Only while it is closed."""
+    for name in OWN_NAMES:
+        if name != LOCK_NAME:
+            disk.remove_file(directory / name)
