@@ -141,9 +141,9 @@ def test_files_that_cannot_be_used(tmp_path: Path):
 
 def test_the_command_line_wins(tmp_path: Path):
     """Overrides stand above the file."""
-    (tmp_path / "mlxd.toml").write_text("port = 1\nhost = '0.0.0.0'\n")
+    (tmp_path / "mlxd.toml").write_text("port = 1\nhost = '192.0.2.1'\n")
     settings = load_settings(None, home=tmp_path, overrides={"port": 2})
-    assert (settings.port, settings.host, settings.is_loopback) == (2, "0.0.0.0", False)
+    assert (settings.port, settings.host, settings.is_loopback) == (2, "192.0.2.1", False)
 
 
 def test_the_example_lists_every_default(monkeypatch: pytest.MonkeyPatch):
@@ -157,7 +157,7 @@ def test_the_example_lists_every_default(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_directories_are_private(tmp_path: Path):
-    """Home and runtime directory are 0700, also when they were there before; a symlinked runtime directory is refused."""
+    """Home and runtime directory become 0700 if they were not; a symlinked runtime directory is refused."""
     home = tmp_path / "h"
     home.mkdir(mode=0o755)
     settings = settings_from({}, home=home, base=home, user_id=0)
