@@ -433,7 +433,7 @@ def _check(folder: Path) -> None:
     if "Paris" not in answer:
         raise DemoModelError(
             f"the converted model does not know the capital of France (it says {answer!r}): "
-            "this MLX build reads or computes it wrongly; report it with `mlxd --version`"
+            "this MLX build reads or computes it wrongly; report it with the versions of mlx and mlx-lm"
         )
 
 
