@@ -1,0 +1,248 @@
+"""One worker: reads its launch line, says hello, loads the model, runs the loop. The only place that joins the parts.
+
+Threads: this one owns the socket to the gateway; the step thread owns everything of MLX; the text thread renders and
+tokenizes; the cold-cache thread talks to the cachestore; one more waits for the parent's death.
+"""
+
+import contextlib
+import faulthandler
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, assert_never
+
+import structlog
+
+from protocol.addresses import cachestore_socket, gateway_socket
+from protocol.blocks import BlockReply, BlockRequest
+from protocol.failures import Failure, FailureKind
+from protocol.framing import MalformedMessage
+from protocol.generation import (
+    Cancel,
+    Drain,
+    Generate,
+    LastWords,
+    Loading,
+    Ping,
+    Ready,
+    WorkerCommand,
+    WorkerEvent,
+)
+from protocol.handshake import PROTOCOL_VERSION, Hello, Refused, Welcome
+from protocol.launch import WorkerLaunch
+from protocol.sockets import Peer, PeerGone
+from worker.cold_cache import ColdCache
+from worker.detokenizer import detokenizer_maker
+from worker.log import configure_logging
+from worker.loop import StepLoop
+from worker.messages import InboxMessage
+from worker.parent import read_launch, when_parent_is_gone
+from worker.prefix_cache import PrefixCache
+from worker.prefix_index import PrefixIndex
+from worker.scheduler import Scheduler, SchedulerSettings
+from worker.text_plane import TextPlane
+
+EXIT_FAILED = 1
+EXIT_REFUSED = 78
+"""EX_CONFIG: starting again cannot help."""
+
+SIGTERM_DRAIN_SECONDS = 5.0
+ORPHAN_DRAIN_SECONDS = 1.0
+PERSIST_SECONDS = 20.0
+_LOADING_REPORT_SECONDS = 0.5
+
+log = structlog.get_logger()
+
+
+class Worker:
+    """Passes messages between the gateway's socket and the threads. `run` gives the exit code."""
+
+    def __init__(self, launch: WorkerLaunch) -> None:
+        self._launch = launch
+        self._inbox: queue.SimpleQueue[InboxMessage] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[WorkerEvent | None] = queue.SimpleQueue()
+        self._text_plane: TextPlane | None = None
+        self._exit_code: int | None = None
+        runtime_directory = Path(launch.runtime_directory)
+        self._cachestore_path = cachestore_socket(runtime_directory)
+        self._peer: Peer[WorkerCommand, WorkerEvent] = Peer(
+            gateway_socket(runtime_directory), f"w{launch.incarnation}".encode(), WorkerCommand
+        )
+
+    def run(self) -> int:
+        """Until the step thread ends, or the gateway refuses this process."""
+        self._peer.send(
+            Hello(
+                protocol_version=PROTOCOL_VERSION,
+                model=self._launch.model,
+                incarnation=self._launch.incarnation,
+                pid=os.getpid(),
+            )
+        )
+        threading.Thread(target=self._run_steps, name="steps", daemon=True).start()
+        try:
+            while self._exit_code is None:
+                for command in self._peer.receive(1.0):
+                    self._take(command)
+                self._send_events()
+            self._send_events()
+        finally:
+            self._peer.close()
+        return self._exit_code
+
+    def drain(self, seconds: float) -> None:
+        """Safe from any thread and from a signal handler."""
+        self._inbox.put(Drain(deadline_seconds=seconds))
+
+    def _send(self, event: WorkerEvent) -> None:
+        self._outbox.put(event)
+        self._peer.wake()
+
+    def _send_events(self) -> None:
+        while True:
+            try:
+                event = self._outbox.get_nowait()
+            except queue.Empty:
+                return
+            if event is not None:
+                try:
+                    self._peer.send(event)
+                except PeerGone:
+                    log.warning("gateway_not_reading")
+
+    def _take(self, command: WorkerCommand | MalformedMessage) -> None:
+        match command:
+            case Generate():
+                # The gateway sends requests after Ready only.
+                if self._text_plane is not None:
+                    self._text_plane.submit(command)
+            case Cancel() | Drain() | Ping():
+                self._inbox.put(command)
+            case Welcome():
+                pass
+            case Refused(reason=reason):
+                log.error("refused_by_gateway", reason=reason)
+                self._exit_code = EXIT_REFUSED
+            case MalformedMessage():
+                log.error("malformed_command", error=str(command))
+            case _:
+                assert_never(command)
+
+    def _run_steps(self) -> None:
+        code = EXIT_FAILED
+        try:
+            self._load_and_step()
+            code = 0
+        except BaseException as why:
+            log.exception("worker_failed", model=self._launch.model)
+            kind = FailureKind.OUT_OF_MEMORY if isinstance(why, MemoryError) else FailureKind.INTERNAL
+            message = f"{type(why).__name__}: {str(why)[:500]}"
+            self._send(LastWords(failure=Failure(kind=kind, message=message)))
+        finally:
+            self._exit_code = code
+            self._peer.wake()
+
+    def _load_and_step(self) -> None:
+        from worker.mlx_blocks import read_block, write_block
+        from worker.mlx_engine import MlxEngine
+        from worker.mlx_model import context_tokens, load_model, load_tokenizer
+
+        launch = self._launch
+        started = time.monotonic()
+        path = Path(launch.model_path)
+        tokenizer = load_tokenizer(path)
+        loaded = load_model(path, self._loading_report())
+        engine = MlxEngine(loaded, tokenizer)
+        limits = [limit for limit in (launch.context_tokens, context_tokens(path)) if limit is not None]
+        context = min(limits, default=32_768)
+        if not loaded.prefix_reuse.available:
+            log.warning("prefix_reuse_off", model=launch.model, reason=loaded.prefix_reuse.reason)
+
+        cold: ColdCache[dict[str, Any]] = ColdCache(
+            connect=self._connect_cachestore,
+            fingerprint=loaded.fingerprint,
+            read=read_block,
+            write=write_block,
+            deliver=self._inbox.put,
+            clock=time.monotonic,
+        )
+        cache = PrefixCache(
+            PrefixIndex(launch.hot_cache_bytes),
+            cold,
+            launch.persist,
+            reuse_off_reason=loaded.prefix_reuse.reason,
+        )
+        max_rows = launch.max_rows if loaded.is_batchable else 1
+        loop = StepLoop(
+            engine=engine,
+            scheduler=Scheduler(SchedulerSettings(max_rows=max_rows, slice_seconds=launch.prefill_slice_seconds)),
+            cache=cache,
+            make_detokenizer=detokenizer_maker(tokenizer._tokenizer),  # noqa: SLF001 - the wrapped tokenizer
+            end_token_ids=frozenset(tokenizer.eos_token_ids),
+            inbox=self._inbox,
+            send=self._send,
+            clock=time.monotonic,
+        )
+        self._text_plane = TextPlane(
+            tokenizer=tokenizer,
+            vocabulary_size=engine.vocabulary_size,
+            context_tokens=context,
+            fingerprint=loaded.fingerprint,
+            deliver=self._inbox.put,
+            send=self._send,
+            clock=time.monotonic,
+        )
+        self._text_plane.start()
+        cold.start()
+        self._send(
+            Ready(
+                context_tokens=context,
+                max_rows=max_rows,
+                weight_bytes=loaded.weight_bytes,
+                load_seconds=time.monotonic() - started,
+                prefix_reuse=loaded.prefix_reuse,
+                fingerprint=loaded.fingerprint,
+            )
+        )
+        log.info("ready", model=launch.model, load_seconds=round(time.monotonic() - started, 2), context=context)
+        loop.run()
+        cache.store_everything()
+        left = cold.stop(PERSIST_SECONDS)
+        log.info("drained", model=launch.model, blocks_stored=cold.stored_blocks, blocks_left=left)
+
+    def _loading_report(self) -> Any:
+        last = time.monotonic()
+
+        def report(done_bytes: int, total_bytes: int) -> None:
+            nonlocal last
+            now = time.monotonic()
+            if done_bytes == total_bytes or now - last > _LOADING_REPORT_SECONDS:
+                last = now
+                self._send(Loading(done_bytes=done_bytes, total_bytes=total_bytes))
+
+        return report
+
+    def _connect_cachestore(self) -> Peer[BlockReply, BlockRequest]:
+        return Peer(self._cachestore_path, f"w{self._launch.incarnation}:{os.getpid()}".encode(), BlockReply)
+
+
+def main() -> int:
+    """Exit codes: 0 drained, 1 failed, 78 refused by the gateway."""
+    os.umask(0o077)
+    faulthandler.enable()
+    launch = read_launch(WorkerLaunch)
+    configure_logging(launch.log_level)
+    worker = Worker(launch)
+    signal.signal(signal.SIGTERM, lambda *_: worker.drain(SIGTERM_DRAIN_SECONDS))
+    with contextlib.suppress(ValueError):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the gateway decides
+    when_parent_is_gone(lambda: worker.drain(ORPHAN_DRAIN_SECONDS), then_exit_within_seconds=10.0)
+    return worker.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""What the step loop asks of an engine. The only implementation is `mlx_engine`; tests have a scripted one."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+from protocol.generation import ChosenLogprob
+from protocol.ids import RequestId
+from worker.prefix_index import BlockUse
+from worker.sequence import Prepared
+
+Payload = TypeVar("Payload")
+
+
+class Drawn(NamedTuple):
+    """A row's next token. `logprob` is there when the request asked for it."""
+
+    request_id: RequestId
+    token_id: int
+    logprob: ChosenLogprob | None
+
+
+class Engine(Protocol[Payload]):
+    """Owned by the step thread. Any exception out of it means its state is unknown: the worker must end."""
+
+    def open(self, prepared: Prepared, uses: Sequence[BlockUse[Payload]]) -> None:
+        """Make a row's KV cache, holding the tokens of `uses`."""
+        ...
+
+    def prefill(self, request_id: RequestId, tokens: int) -> None:
+        """Run the next `tokens` tokens of the row's prompt; returns when they are in its KV cache."""
+        ...
+
+    def join(self, request_id: RequestId) -> None:
+        """All but the last prompt token is in: the row takes part in decode from the next step on."""
+        ...
+
+    def decode(self) -> list[Drawn]:
+        """One decode step of all rows. Pipelined: gives the tokens of the step before and leaves one running."""
+        ...
+
+    def tokens_held(self, request_id: RequestId) -> int:
+        """How many tokens of the row, prompt and drawn ones, have their KV in its cache."""
+        ...
+
+    def token_ids(self, request_id: RequestId) -> Sequence[int]:
+        """The row's tokens, prompt and drawn ones. At least the first `tokens_held` of them are there."""
+        ...
+
+    def cut(self, request_id: RequestId, start: int, end: int) -> tuple[Payload, int]:
+        """A detached copy of the KV of the row's tokens [start, end), and its size in bytes."""
+        ...
+
+    def drop(self, request_ids: Sequence[RequestId]) -> None:
+        """These rows ended. Unknown ids are fine."""
+        ...
+
+    @property
+    def active_bytes(self) -> int:
+        """Memory held by arrays, in bytes."""
+        ...

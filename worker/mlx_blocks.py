@@ -1,0 +1,88 @@
+# pyright: basic
+"""Cut the KV of token runs out of a cache, and build a cache from such cuts.
+
+A block holds, for each group of layers with equal shapes, two arrays `[layers, heads, tokens, head_dim]`: few large
+arrays instead of two small ones per layer (Metal bounds the number of buffers). Blocks are detached copies: a view
+would keep the whole row alive, and make the next decode step copy it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache
+
+from worker.prefix_index import BlockUse
+
+KVArrays = dict[str, mx.array]
+"""A block's payload: `keys0`, `values0`, `keys1`, … one pair per group of layers."""
+
+_CAPACITY_STEP = 256
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """Which layers share a shape, in the order their arrays are stacked."""
+
+    groups: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, caches: Sequence[KVCache]) -> "KVLayout":
+        """Read off caches that hold at least one token."""
+        groups: dict[object, list[int]] = {}
+        for index, cache in enumerate(caches):
+            keys, values = cache.keys_and_values()
+            shape = (keys.shape[1], keys.shape[3], values.shape[1], values.shape[3], keys.dtype, values.dtype)
+            groups.setdefault(shape, []).append(index)
+        return cls(tuple(tuple(layers) for layers in groups.values()))
+
+    def cut(self, caches: Sequence[KVCache], row: int, start: int, end: int) -> KVArrays:
+        """The KV at slots [start, end) of one row, evaluated."""
+        arrays: KVArrays = {}
+        for group, layers in enumerate(self.groups):
+            arrays[f"keys{group}"] = mx.stack([caches[i].keys[row, :, start:end] for i in layers])
+            arrays[f"values{group}"] = mx.stack([caches[i].values[row, :, start:end] for i in layers])
+        mx.eval(arrays)
+        return arrays
+
+    def fill(self, caches: Sequence[KVCache], uses: Sequence[BlockUse[KVArrays]], capacity_tokens: int) -> None:
+        """Put the tokens of `uses` into empty single-row caches, with room for `capacity_tokens`."""
+        held = sum(use.tokens for use in uses)
+        if not held:
+            return
+        capacity = -(-max(capacity_tokens, held) // _CAPACITY_STEP) * _CAPACITY_STEP
+        for group, layers in enumerate(self.groups):
+            for position, layer in enumerate(layers):
+                caches[layer].keys = _joined(uses, f"keys{group}", position, capacity - held)
+                caches[layer].values = _joined(uses, f"values{group}", position, capacity - held)
+                caches[layer].offset = held
+        mx.eval([cache.state for cache in caches])
+
+
+def block_bytes(arrays: KVArrays) -> int:
+    """What a block weighs."""
+    return sum(array.nbytes for array in arrays.values())
+
+
+def _joined(uses: Sequence[BlockUse[KVArrays]], name: str, position: int, spare: int) -> mx.array:
+    parts = [use.block.payload[name][position, :, : use.tokens] for use in uses]
+    heads, _, width = parts[0].shape
+    return mx.concatenate([*parts, mx.zeros((heads, spare, width), parts[0].dtype)], axis=1)[None]
+
+
+def write_block(path: str, arrays: KVArrays, tokens: int, metadata: dict[str, str]) -> None:
+    """Write the first `tokens` tokens of a block as safetensors. Any thread: the arrays are evaluated already."""
+    if next(iter(arrays.values())).shape[2] != tokens:
+        arrays = {name: mx.contiguous(array[:, :, :tokens]) for name, array in arrays.items()}
+    mx.save_safetensors(path, arrays, metadata)
+
+
+def read_block(path: str, tokens: int) -> tuple[KVArrays, int]:
+    """The first `tokens` tokens of a block file, evaluated here, so any thread may use them; and their size."""
+    loaded = mx.load(path)
+    arrays = {
+        name: array if array.shape[2] == tokens else mx.contiguous(array[:, :, :tokens])
+        for name, array in loaded.items()
+    }
+    mx.eval(arrays)
+    return arrays, block_bytes(arrays)

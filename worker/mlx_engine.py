@@ -1,0 +1,233 @@
+# pyright: basic
+"""The engine on mlx-lm's models and caches: rows are prefilled alone and join the decode batch by merging.
+
+Right-padded batched prefill is wrong for several families and cannot be bounded in time, so it is not used.
+Decode is pipelined one step deep: the next step is launched from the lazy tokens of the last one before those are
+read, so the host's work (text, stops, sockets) runs beside the device's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache, make_prompt_cache
+
+from protocol.generation import ChosenLogprob, TokenLogprob
+from protocol.ids import RequestId
+from worker.detokenizer import token_bytes
+from worker.engine import Drawn
+from worker.mlx_blocks import KVArrays, KVLayout, block_bytes
+from worker.mlx_model import LoadedModel
+from worker.mlx_sampling import BatchSampler
+from worker.prefix_index import BlockUse
+from worker.sequence import Prepared
+
+_CLEAR_EVERY_STEPS = 512
+_CLEAR_PREFILL_TOKENS = 2048
+
+
+@dataclass
+class Row:
+    """A row and what its cache holds. `token_ids` are its prompt and all it drew, as far as read."""
+
+    prepared: Prepared
+    token_ids: list[int]
+    held: int = 0
+    drawn: int = 0
+    reads_prompt: bool = True
+    caches: list[Any] = field(default_factory=list)
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.prepared.request.top_logprobs is not None
+
+    @property
+    def ends_with_next_read(self) -> bool:
+        return not self.reads_prompt and self.drawn + 1 >= self.prepared.max_tokens
+
+
+class MlxEngine:
+    """See `worker.engine.Engine`. Make it on the thread that loaded the model, and use it there only."""
+
+    def __init__(self, loaded: LoadedModel, tokenizer: Any) -> None:
+        self._model = loaded.model
+        self._tokenizer = tokenizer
+        self._is_batchable = loaded.is_batchable
+        self._layout: KVLayout | None = None
+        self._prefilling: dict[RequestId, Row] = {}
+        self._rows: list[Row] = []
+        self._caches: list[Any] = []
+        self._inputs: mx.array | None = None  # [rows], lazy: what each row's next step reads
+        self._logprobs: tuple[mx.array, mx.array, mx.array] | None = None  # of `_inputs`
+        self._vocabulary_size = 0
+        self._sampler: BatchSampler | None = None
+        self._steps = 0
+        self._prefilled_since_clear = 0
+        self._warm_up(loaded.prefix_reuse.available)
+
+    @property
+    def active_bytes(self) -> int:
+        return mx.get_active_memory()
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Width of the logits."""
+        return self._vocabulary_size
+
+    def open(self, prepared: Prepared, uses: Sequence[BlockUse[KVArrays]]) -> None:
+        row = Row(prepared=prepared, token_ids=list(prepared.token_ids), caches=make_prompt_cache(self._model))
+        if uses and self._layout is not None:
+            self._layout.fill(row.caches, uses, len(row.token_ids) + min(prepared.max_tokens, 256))
+            row.held = sum(use.tokens for use in uses)
+        self._prefilling[prepared.request_id] = row
+
+    def prefill(self, request_id: RequestId, tokens: int) -> None:
+        row = self._prefilling[request_id]
+        self._model(mx.array([row.token_ids[row.held : row.held + tokens]]), cache=row.caches)
+        # Logits are never asked for, so the output layer does not run. All cache state is, or the graph would grow.
+        mx.eval([cache.state for cache in row.caches])
+        row.held += tokens
+        self._prefilled_since_clear += tokens
+        if self._prefilled_since_clear >= _CLEAR_PREFILL_TOKENS:
+            mx.clear_cache()
+            self._prefilled_since_clear = 0
+
+    def join(self, request_id: RequestId) -> None:
+        row = self._prefilling.pop(request_id)
+        caches, row.caches = row.caches, []
+        first_input = mx.array([row.token_ids[-1]], mx.uint32)
+        if self._sampler is None:
+            self._sampler = BatchSampler(self._vocabulary_size)
+        self._sampler.join(row.prepared.request.sampling, row.token_ids)
+        if not self._is_batchable:
+            self._caches = caches
+        else:
+            joining = [type(cache).merge([cache]) for cache in caches]
+            if self._rows:
+                for cache, other in zip(self._caches, joining, strict=True):
+                    cache.extend(other)
+            else:
+                self._caches = joining
+        self._inputs = first_input if self._inputs is None else mx.concatenate([self._inputs, first_input])
+        if self._logprobs is not None:
+            self._logprobs = tuple(mx.concatenate([part, part[:1]]) for part in self._logprobs)
+        self._rows.append(row)
+
+    def decode(self) -> list[Drawn]:
+        inputs, logprobs = self._inputs, self._logprobs
+        if inputs is None:
+            return []
+        if not all(row.ends_with_next_read for row in self._rows):
+            self._launch(inputs)
+        mx.eval(inputs, logprobs)
+        token_ids = inputs.tolist()
+        read = [part.tolist() for part in logprobs] if logprobs is not None else None
+        drawn: list[Drawn] = []
+        for index, (row, token_id) in enumerate(zip(self._rows, token_ids, strict=True)):
+            if row.reads_prompt:
+                row.reads_prompt = False
+                continue
+            row.token_ids.append(token_id)
+            row.drawn += 1
+            chosen = None
+            if row.wants_logprobs and read is not None:
+                chosen = self._chosen(token_id, *(part[index] for part in read), row.prepared.request.top_logprobs or 0)
+            drawn.append(Drawn(row.prepared.request_id, token_id, chosen))
+        self._steps += 1
+        if self._steps % _CLEAR_EVERY_STEPS == 0:
+            mx.clear_cache()
+        return drawn
+
+    def tokens_held(self, request_id: RequestId) -> int:
+        row = self._find(request_id)
+        return min(row.held, len(row.token_ids))
+
+    def token_ids(self, request_id: RequestId) -> list[int]:
+        return self._find(request_id).token_ids
+
+    def cut(self, request_id: RequestId, start: int, end: int) -> tuple[KVArrays, int]:
+        assert self._layout is not None
+        if request_id in self._prefilling:
+            arrays = self._layout.cut(self._prefilling[request_id].caches, 0, start, end)
+        else:
+            index = next(i for i, row in enumerate(self._rows) if row.prepared.request_id == request_id)
+            # Rows are left-padded to one common end, so a row's first token lies at (end - tokens held).
+            first = self._written - self._rows[index].held
+            arrays = self._layout.cut(self._caches, index, first + start, first + end)
+        return arrays, block_bytes(arrays)
+
+    def drop(self, request_ids: Sequence[RequestId]) -> None:
+        leaving = set(request_ids)
+        for request_id in leaving:
+            self._prefilling.pop(request_id, None)
+        keep = [i for i, row in enumerate(self._rows) if row.prepared.request_id not in leaving]
+        if len(keep) == len(self._rows):
+            return
+        self._rows = [self._rows[i] for i in keep]
+        if not keep:
+            self._caches, self._inputs, self._logprobs, self._sampler = [], None, None, None
+            return
+        index = mx.array(keep, mx.int32)
+        assert self._inputs is not None and self._sampler is not None
+        self._inputs = self._inputs[index]
+        self._sampler.keep(keep)
+        if self._logprobs is not None:
+            self._logprobs = tuple(part[index] for part in self._logprobs)
+        for cache in self._caches:
+            cache.filter(index)
+
+    @property
+    def _written(self) -> int:
+        cache = self._caches[0]
+        return cache.offset if isinstance(cache, KVCache) else cache._idx
+
+    def _find(self, request_id: RequestId) -> Row:
+        row = self._prefilling.get(request_id)
+        return row or next(row for row in self._rows if row.prepared.request_id == request_id)
+
+    def _launch(self, inputs: mx.array) -> None:
+        assert self._sampler is not None
+        logits = self._model(inputs[:, None], cache=self._caches)[:, -1, :]
+        # A row that still reads its prompt draws its first token now; every other one the token after the pending one.
+        positions = [row.drawn + (not row.reads_prompt) for row in self._rows]
+        self._inputs = self._sampler.draw(logits, positions)
+        self._logprobs = self._top_logprobs(logits, self._inputs) if any(r.wants_logprobs for r in self._rows) else None
+        mx.async_eval(self._inputs, self._logprobs, self._sampler.state, [cache.state for cache in self._caches])
+        for row in self._rows:
+            row.held += 1
+
+    def _top_logprobs(self, logits: mx.array, tokens: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """Of each row: the drawn token's logprob `[rows]`, the best ids and their logprobs `[rows, k]`, best first."""
+        count = max(1, *(row.prepared.request.top_logprobs or 0 for row in self._rows))
+        logits = logits.astype(mx.float32)
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        chosen = mx.take_along_axis(logprobs, tokens[:, None], axis=-1)[:, 0]
+        best = mx.argpartition(-logprobs, count - 1, axis=-1)[:, :count]
+        values = mx.take_along_axis(logprobs, best, axis=-1)
+        order = mx.argsort(-values, axis=-1)
+        return chosen, mx.take_along_axis(best, order, axis=-1), mx.take_along_axis(values, order, axis=-1)
+
+    def _chosen(self, token_id: int, logprob: float, ids: list[int], values: list[float], top: int) -> ChosenLogprob:
+        return ChosenLogprob(
+            chosen=self._token_logprob(token_id, logprob),
+            top=tuple(self._token_logprob(i, v) for i, v in zip(ids[:top], values[:top], strict=True)),
+        )
+
+    def _token_logprob(self, token_id: int, logprob: float) -> TokenLogprob:
+        piece = token_bytes(self._tokenizer, token_id)
+        return TokenLogprob(token=piece.decode(errors="replace"), token_bytes=piece, logprob=logprob)
+
+    def _warm_up(self, can_cut: bool) -> None:
+        """Run the shapes that serving needs once: MLX compiles kernels at their first use (g++ on its CPU build)."""
+        caches = make_prompt_cache(self._model)
+        for tokens in (9, 1):
+            logits = self._model(mx.zeros((1, tokens), mx.int32), cache=caches)
+            mx.eval(logits, [cache.state for cache in caches])
+        self._vocabulary_size = logits.shape[-1]
+        if can_cut:
+            self._layout = KVLayout.of(caches)
+        if self._is_batchable:
+            batch = [type(cache).merge([cache, cache]) for cache in caches]
+            mx.eval(self._model(mx.zeros((2, 1), mx.int32), cache=batch))
+        mx.clear_cache()

@@ -1,0 +1,212 @@
+"""Which KV blocks are hot: match, insert, evict by bytes. Knows tokens, never what a payload is.
+
+A tree: every block hangs below the block before it (or below a root, one per scope). Whole blocks hold BLOCK_TOKENS
+tokens; a tail holds fewer and has no children. A prompt is matched block by block and then, inside the last block,
+token by token, so reuse in RAM is token-exact whatever the block size.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
+
+from protocol.ids import BLOCK_TOKENS, BlockKey, Grain
+
+Payload = TypeVar("Payload")
+
+
+@dataclass(eq=False)
+class Block(Generic[Payload]):
+    """One run of tokens with its KV. `key` is unique to (root, all tokens up to its end).
+
+    `grains` are the digests of its complete runs of GRAIN_TOKENS tokens. `is_durable`: the same tokens are on disk.
+    `supersedes` names a durable shorter tail that this block contains.
+    """
+
+    key: BlockKey
+    parent: BlockKey
+    token_ids: tuple[int, ...]
+    grains: tuple[Grain, ...]
+    payload: Payload
+    size_bytes: int
+    is_durable: bool = False
+    supersedes: BlockKey | None = None
+    touches: int = 0
+    children: set[BlockKey] = field(default_factory=set[BlockKey])
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.token_ids) == BLOCK_TOKENS
+
+
+class BlockUse(NamedTuple, Generic[Payload]):
+    """A block and how many of its tokens match, counted from its start."""
+
+    block: Block[Payload]
+    tokens: int
+
+
+class Match(NamedTuple, Generic[Payload]):
+    """The longest known prefix. All uses are of whole blocks, except perhaps the last."""
+
+    uses: tuple[BlockUse[Payload], ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(use.tokens for use in self.uses)
+
+    @property
+    def whole_blocks(self) -> int:
+        return sum(use.tokens == BLOCK_TOKENS for use in self.uses)
+
+
+class PrefixIndex(Generic[Payload]):
+    """Owned by the step thread. Every method leaves `size_bytes <= budget_bytes`."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._budget_bytes = budget_bytes
+        self._size_bytes = 0
+        # Least recently used first. A touch moves a chain's deepest block first and its first block last, so a parent
+        # is always more recent than its children and eviction from the front never orphans a child.
+        self._blocks: OrderedDict[BlockKey, Block[Payload]] = OrderedDict()
+        self._roots: dict[BlockKey, set[BlockKey]] = {}
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
+
+    @property
+    def budget_bytes(self) -> int:
+        return self._budget_bytes
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._blocks
+
+    def get(self, key: BlockKey) -> Block[Payload] | None:
+        return self._blocks.get(key)
+
+    def blocks(self) -> list[Block[Payload]]:
+        """All blocks, most recently used first: parents before their children."""
+        return list(reversed(self._blocks.values()))
+
+    def match(self, root: BlockKey, token_ids: Sequence[int], limit: int) -> Match[Payload]:
+        """The longest prefix of `token_ids[:limit]` that is hot. Changes nothing; see `touch`."""
+        uses: list[BlockUse[Payload]] = []
+        parent, start = root, 0
+        while start < limit:
+            best = self._best_child(parent, token_ids, start, limit)
+            if best is None:
+                break
+            uses.append(best)
+            if best.tokens < BLOCK_TOKENS:
+                break
+            parent, start = best.block.key, start + BLOCK_TOKENS
+        return Match(tuple(uses))
+
+    def touch(self, match: Match[Payload]) -> None:
+        """Record that a prompt used these blocks."""
+        for use in reversed(match.uses):
+            use.block.touches += 1
+            self._blocks.move_to_end(use.block.key)
+
+    def insert(self, block: Block[Payload]) -> list[Block[Payload]]:
+        """Add a block below its parent, which must be a root or hot. Returns the blocks evicted to make room.
+
+        A tail that this block continues is dropped (its touches are inherited), so a growing turn keeps one tail.
+        A known key, a missing parent and a block larger than the whole budget change nothing.
+        """
+        if block.key in self._blocks or block.size_bytes > self._budget_bytes:
+            return []
+        siblings = self._siblings(block.parent)
+        if siblings is None:
+            return []
+        for key in list(siblings):
+            sibling = self._blocks[key]
+            shorter = len(sibling.token_ids)
+            if shorter < len(block.token_ids) and sibling.token_ids == block.token_ids[:shorter]:
+                block.touches = max(block.touches, sibling.touches)
+                block.supersedes = sibling.key if sibling.is_durable else sibling.supersedes
+                self._remove(sibling)
+        self._blocks[block.key] = block
+        siblings.add(block.key)
+        self._size_bytes += block.size_bytes
+        self._refresh_ancestors(block)
+        return self.shrink()
+
+    def open_root(self, root: BlockKey) -> None:
+        """Make a root known. Idempotent."""
+        self._roots.setdefault(root, set())
+
+    def set_budget(self, budget_bytes: int) -> list[Block[Payload]]:
+        """Change the budget now. Returns the blocks evicted."""
+        self._budget_bytes = budget_bytes
+        return self.shrink()
+
+    def shrink(self) -> list[Block[Payload]]:
+        """Evict least recently used leaves until the budget holds. Returns them."""
+        evicted: list[Block[Payload]] = []
+        while self._size_bytes > self._budget_bytes:
+            leaf = next(block for block in self._blocks.values() if not block.children)
+            self._remove(leaf)
+            evicted.append(leaf)
+        return evicted
+
+    def remove(self, key: BlockKey) -> None:
+        """Drop a block with everything below it. An unknown key is fine."""
+        block = self._blocks.get(key)
+        if block is None:
+            return
+        for child in list(block.children):
+            self.remove(child)
+        self._remove(block)
+
+    def check(self) -> None:
+        """Raise AssertionError unless the books add up. For tests, and when idle."""
+        assert self._size_bytes == sum(block.size_bytes for block in self._blocks.values())
+        for key, block in self._blocks.items():
+            siblings = self._siblings(block.parent)
+            assert siblings is not None and key in siblings, "a block's parent is hot or a root"
+            assert block.is_whole or not block.children, "a tail has no children"
+            assert block.children <= self._blocks.keys()
+
+    def _siblings(self, parent: BlockKey) -> set[BlockKey] | None:
+        if parent in self._roots:
+            return self._roots[parent]
+        block = self._blocks.get(parent)
+        return block.children if block is not None and block.is_whole else None
+
+    def _best_child(
+        self, parent: BlockKey, token_ids: Sequence[int], start: int, limit: int
+    ) -> BlockUse[Payload] | None:
+        best: BlockUse[Payload] | None = None
+        for key in self._siblings(parent) or ():
+            block = self._blocks[key]
+            common = _common_tokens(block.token_ids, token_ids, start, limit)
+            if common and (best is None or common > best.tokens):
+                best = BlockUse(block, common)
+        return best
+
+    def _refresh_ancestors(self, block: Block[Payload]) -> None:
+        ancestor: Block[Payload] | None = block
+        while ancestor is not None:
+            self._blocks.move_to_end(ancestor.key)
+            ancestor = self._blocks.get(ancestor.parent)
+
+    def _remove(self, block: Block[Payload]) -> None:
+        del self._blocks[block.key]
+        self._size_bytes -= block.size_bytes
+        siblings = self._siblings(block.parent)
+        if siblings is not None:
+            siblings.discard(block.key)
+
+
+def _common_tokens(block_ids: tuple[int, ...], token_ids: Sequence[int], start: int, limit: int) -> int:
+    length = min(len(block_ids), limit - start)
+    if length <= 0 or block_ids[0] != token_ids[start]:
+        return 0
+    if tuple(token_ids[start : start + length]) == block_ids[:length]:
+        return length
+    return next(i for i in range(length) if block_ids[i] != token_ids[start + i])
