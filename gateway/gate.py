@@ -50,9 +50,10 @@ class DrainFlag:
 
 
 class Gate:
-    """An ASGI app around another. What it lets in has `request_id`, `caller` and `role` in `scope["state"]`.
+    """An ASGI app around another. What it lets in has `request_id`, `caller`, `role` and `path` in `scope["state"]`.
 
     `request_id` is always our own and unique; the header `x-request-id` repeats the client's, if it sent a sane one.
+    `path` is as it was asked for: the router tidies slashes away in its own.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Gate:
         verdict = self._decide(knock)
         match verdict:
             case Admitted():
-                state = {"request_id": request_id, "caller": verdict.caller, "role": verdict.role}
+                state = {"request_id": request_id, "caller": verdict.caller, "role": verdict.role, "path": knock.path}
                 scope["state"] = {**scope.get("state", {}), **state}
                 try:
                     await self._app(scope, receive, answer.send)

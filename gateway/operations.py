@@ -221,7 +221,8 @@ def operations_router(*, catalog: Catalog, status_source: StatusSource, context_
     @route(_MODELS_PREFIX + "{model_id:path}", http_method=["GET", "HEAD"])
     async def retrieve_model(request: Request[object, object, State]) -> Response[bytes]:
         # Not the path parameter: Litestar folds slashes in it, and a name must match exactly or not at all.
-        name = request.scope["path"].removeprefix(_MODELS_PREFIX)
+        asked: str = request.scope["state"]["path"]
+        name = asked.removeprefix(_MODELS_PREFIX)
         entry = catalog.find(name)
         if entry is None:
             answer = openai_error(
