@@ -4,6 +4,7 @@ Fetches go before stores. When the daemon does not answer, calls are refused at 
 each request wait; it is asked again by itself after that.
 """
 
+import contextlib
 import itertools
 import queue
 import threading
@@ -281,10 +282,8 @@ class ColdCache(Generic[Payload]):
         raise ColdCacheUnavailable("timeout")
 
     def _send_release(self, peer: Peer[BlockReply, BlockRequest], lease: LeaseId) -> None:
-        try:
+        with contextlib.suppress(PeerGone):  # its leases end by themselves
             peer.send(Release(call_id=next(self._calls), lease=lease))
-        except PeerGone:
-            pass  # its leases end by themselves
 
 
 def _reason(reply: BlockReply) -> str:

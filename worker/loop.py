@@ -35,7 +35,7 @@ from worker.messages import BlockDurable, BlocksFetched, InboxMessage
 from worker.output import StopStrings
 from worker.prefix_cache import PrefixCache
 from worker.scheduler import Decode, Idle, Open, Prefill, Scheduler
-from worker.sequence import Prepared, Sequence
+from worker.sequence import BooksDoNotAddUp, Prepared, Sequence
 
 Payload = TypeVar("Payload")
 
@@ -226,8 +226,7 @@ class StepLoop(Generic[Payload]):
             self._steps += 1
         now = self._clock()
         self._scheduler.prefilled(step, now - started, now)
-        sequence = self._scheduler.get(step.request_id)
-        assert sequence is not None
+        sequence = self._sequence(step.request_id)
         # Whole blocks are kept after each slice, so that what a cancelled request computed is not lost; the tail once.
         end = sequence.prefilled if sequence.is_decoding else sequence.prefilled // BLOCK_TOKENS * BLOCK_TOKENS
         self._keep(row, end)
@@ -264,8 +263,9 @@ class StepLoop(Generic[Payload]):
 
     def _finish(self, row: _Row, text: str, reason: FinishReason, matched: str | None = None) -> None:
         request_id = row.prepared.request_id
-        sequence = self._scheduler.get(request_id)
-        assert sequence is not None and sequence.prefill_started is not None and sequence.decode_started is not None
+        sequence = self._sequence(request_id)
+        now = self._clock()
+        prefill_started, decode_started = sequence.prefill_started or now, sequence.decode_started or now
         self._send_delta(row, text)
         self._keep(row, self._engine.tokens_held(request_id))
         self._send(
@@ -276,14 +276,20 @@ class StepLoop(Generic[Payload]):
                     prompt_tokens=sequence.prompt_tokens, completion_tokens=row.drawn, cached_tokens=sequence.cached
                 ),
                 timings=Timings(
-                    queue_seconds=sequence.prefill_started - sequence.arrived,
-                    prefill_seconds=sequence.decode_started - sequence.prefill_started,
-                    decode_seconds=self._clock() - sequence.decode_started,
+                    queue_seconds=prefill_started - sequence.arrived,
+                    prefill_seconds=decode_started - prefill_started,
+                    decode_seconds=now - decode_started,
                     prefill_slices=sequence.slices,
                 ),
                 matched_stop=matched,
             )
         )
+
+    def _sequence(self, request_id: RequestId) -> Sequence:
+        sequence = self._scheduler.get(request_id)
+        if sequence is None:
+            raise BooksDoNotAddUp(f"the scheduler does not know {request_id}")
+        return sequence
 
     # --- small things ----------------------------------------------------------------------------------------------
 
@@ -303,15 +309,15 @@ class StepLoop(Generic[Payload]):
         row.unsent_tokens, row.unsent_logprobs = 0, ()
 
     def _report_prefill(self, request_id: RequestId) -> None:
-        if sequence := self._scheduler.get(request_id):
-            self._send(
-                Prefilling(
-                    request_id=request_id,
-                    done_tokens=sequence.prefilled,
-                    total_tokens=sequence.prompt_tokens,
-                    cached_tokens=sequence.cached,
-                )
+        sequence = self._sequence(request_id)
+        self._send(
+            Prefilling(
+                request_id=request_id,
+                done_tokens=sequence.prefilled,
+                total_tokens=sequence.prompt_tokens,
+                cached_tokens=sequence.cached,
             )
+        )
 
     def _fail(self, request_id: RequestId, kind: FailureKind, message: str) -> None:
         self._send(Failed(request_id=request_id, failure=Failure(kind=kind, message=message)))

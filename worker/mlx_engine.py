@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from protocol.generation import ChosenLogprob, TokenLogprob
+from protocol.generation import ChosenLogprob, PrefixReuse, TokenLogprob
 from protocol.ids import RequestId
 from worker.detokenizer import token_bytes
 from worker.engine import Drawn
@@ -21,7 +21,7 @@ from worker.mlx_blocks import KVArrays, KVLayout, block_bytes
 from worker.mlx_model import LoadedModel
 from worker.mlx_sampling import BatchSampler
 from worker.prefix_index import BlockUse
-from worker.sequence import Prepared
+from worker.sequence import BooksDoNotAddUp, Prepared
 
 _CLEAR_EVERY_STEPS = 512
 _CLEAR_PREFILL_TOKENS = 2048
@@ -64,7 +64,7 @@ class MlxEngine:
         self._sampler: BatchSampler | None = None
         self._steps = 0
         self._prefilled_since_clear = 0
-        self._warm_up(loaded.prefix_reuse.available)
+        self._warm_up(loaded.prefix_reuse)
 
     @property
     def active_bytes(self) -> int:
@@ -147,7 +147,8 @@ class MlxEngine:
         return self._find(request_id).token_ids
 
     def cut(self, request_id: RequestId, start: int, end: int) -> tuple[KVArrays, int]:
-        assert self._layout is not None
+        if self._layout is None:
+            raise BooksDoNotAddUp("this model's cache cannot be cut")
         if request_id in self._prefilling:
             arrays = self._layout.cut(self._prefilling[request_id].caches, 0, start, end)
         else:
@@ -169,7 +170,6 @@ class MlxEngine:
             self._caches, self._inputs, self._logprobs, self._sampler = [], None, None, None
             return
         index = mx.array(keep, mx.int32)
-        assert self._inputs is not None and self._sampler is not None
         self._inputs = self._inputs[index]
         self._sampler.keep(keep)
         if self._logprobs is not None:
@@ -180,14 +180,13 @@ class MlxEngine:
     @property
     def _written(self) -> int:
         cache = self._caches[0]
-        return cache.offset if isinstance(cache, KVCache) else cache._idx
+        return cache.offset if isinstance(cache, KVCache) else cache._idx  # noqa: SLF001 - mlx-lm offers no other name for the common end
 
     def _find(self, request_id: RequestId) -> Row:
         row = self._prefilling.get(request_id)
         return row or next(row for row in self._rows if row.prepared.request_id == request_id)
 
     def _launch(self, inputs: mx.array) -> None:
-        assert self._sampler is not None
         logits = self._model(inputs[:, None], cache=self._caches)[:, -1, :]
         # A row that still reads its prompt draws its first token now; every other one the token after the pending one.
         positions = [row.drawn + (not row.reads_prompt) for row in self._rows]
@@ -218,14 +217,14 @@ class MlxEngine:
         piece = token_bytes(self._tokenizer, token_id)
         return TokenLogprob(token=piece.decode(errors="replace"), token_bytes=piece, logprob=logprob)
 
-    def _warm_up(self, can_cut: bool) -> None:
+    def _warm_up(self, reuse: PrefixReuse) -> None:
         """Run the shapes that serving needs once: MLX compiles kernels at their first use (g++ on its CPU build)."""
         caches = make_prompt_cache(self._model)
         for tokens in (9, 1):
             logits = self._model(mx.zeros((1, tokens), mx.int32), cache=caches)
             mx.eval(logits, [cache.state for cache in caches])
         self._vocabulary_size = logits.shape[-1]
-        if can_cut:
+        if reuse.available:
             self._layout = KVLayout.of(caches)
         if self._is_batchable:
             batch = [type(cache).merge([cache, cache]) for cache in caches]

@@ -97,7 +97,7 @@ class BatchSampler:
 
     def _truncated(self, logits: mx.array) -> mx.array:
         if any(row.min_p > 0 for row in self._rows):
-            # p < min_p × p_max, in logits: below max + log(min_p)
+            # p < min_p times p_max, in logits: below max + log(min_p)
             floor = self._column([np.log(row.min_p) if row.min_p > 0 else -np.inf for row in self._rows])
             logits = mx.where(logits < mx.max(logits, axis=-1, keepdims=True) + floor, _NEVER, logits)
         if any(row.top_k > 0 or row.top_p < 1 for row in self._rows):
@@ -120,7 +120,7 @@ class BatchSampler:
         if self._drawn is not None:
             self._drawn = self._drawn.at[rows, tokens].add(1.0)
         if self._seen is not None:
-            self._seen = mx.put_along_axis(self._seen, tokens[:, None], mx.array(True), axis=-1)
+            self._seen = mx.put_along_axis(self._seen, tokens[:, None], mx.array(1, mx.bool_), axis=-1)
 
     def _column(self, values: Sequence[float]) -> mx.array:
         return mx.array([float(value) for value in values])[:, None]

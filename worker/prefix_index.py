@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from protocol.ids import BLOCK_TOKENS, BlockKey, Grain
+from worker.sequence import BooksDoNotAddUp
 
 Payload = TypeVar("Payload")
 
@@ -164,13 +165,17 @@ class PrefixIndex(Generic[Payload]):
         self._remove(block)
 
     def check(self) -> None:
-        """Raise AssertionError unless the books add up. For tests, and when idle."""
-        assert self._size_bytes == sum(block.size_bytes for block in self._blocks.values())
+        """Raise BooksDoNotAddUp if an invariant is broken. For tests, and when idle."""
+        if self._size_bytes != sum(block.size_bytes for block in self._blocks.values()):
+            raise BooksDoNotAddUp("the sizes of the blocks are not the size of the index")
         for key, block in self._blocks.items():
             siblings = self._siblings(block.parent)
-            assert siblings is not None and key in siblings, "a block's parent is hot or a root"
-            assert block.is_whole or not block.children, "a tail has no children"
-            assert block.children <= self._blocks.keys()
+            if siblings is None or key not in siblings:
+                raise BooksDoNotAddUp("a block's parent is neither hot nor a root")
+            if block.children and not block.is_whole:
+                raise BooksDoNotAddUp("a tail has children")
+            if not block.children <= self._blocks.keys():
+                raise BooksDoNotAddUp("a block lists a child that is gone")
 
     def _siblings(self, parent: BlockKey) -> set[BlockKey] | None:
         if parent in self._roots:

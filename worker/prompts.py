@@ -12,7 +12,12 @@ from protocol.failures import Failure, FailureKind
 from protocol.generation import ChatMessage, ChatPrompt, Generate, Prompt, TextPrompt, TokenPrompt
 
 RESERVED_TEMPLATE_ARGUMENTS = frozenset(
-    ["conversation", "messages", "chat_template", "tokenizer", "tokenize", "add_generation_prompt", "continue_final_message", "tools", "documents", "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"]
+    {
+        *("conversation", "messages", "chat_template", "tools", "documents"),
+        *("tokenizer", "tokenizer_kwargs", "tokenize", "padding", "truncation", "max_length"),
+        *("add_generation_prompt", "continue_final_message"),
+        *("return_tensors", "return_dict", "return_assistant_tokens_mask"),
+    }
 )
 """Arguments that would replace what the request itself says; a client may not set them."""
 

@@ -4,16 +4,16 @@ The rules, in the order they are asked:
 
 1. A sequence that waits for blocks from disk is not ready until they came or its deadline passed. Then it is opened:
    the engine makes its KV cache and puts in what the prefix cache has.
-2. Prompts are prefilled one at a time, oldest first, in slices bounded by *time*: tokens = target seconds × measured
-   rate. The target is small while rows decode and larger when nobody waits for a token.
-3. A slice of T seconds owes the decoding rows `share / (1 - share)` × T seconds of decode before the next slice.
+2. Prompts are prefilled one at a time, oldest first, in slices bounded by *time*: tokens = target seconds times the
+   measured rate. The target is small while rows decode and larger when nobody waits for a token.
+3. A slice of T seconds owes the decoding rows `share / (1 - share)` times T seconds of decode before the next slice.
 4. A new prompt starts only while a row is free for it.
 """
 
 from dataclasses import dataclass
 
 from protocol.ids import BLOCK_TOKENS, RequestId
-from worker.sequence import Sequence
+from worker.sequence import BooksDoNotAddUp, Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,12 +144,18 @@ class Scheduler:
         self._debt_seconds = max(0.0, self._debt_seconds - seconds)
 
     def check(self) -> None:
-        """Raise AssertionError unless the books add up."""
-        assert self._debt_seconds >= 0
-        assert len(self._decoding) <= self._settings.max_rows
-        assert not self._waiting.keys() & self._decoding.keys()
-        assert all(s.is_decoding and s.prefill_left == 0 for s in self._decoding.values())
-        assert all(not s.is_decoding and s.prefilled <= s.prefill_total for s in self._waiting.values())
+        """Raise BooksDoNotAddUp if an invariant is broken."""
+        laws = {
+            "debt is never negative": self._debt_seconds >= 0,
+            "no more rows than allowed": len(self._decoding) <= self._settings.max_rows,
+            "a sequence waits or decodes": not self._waiting.keys() & self._decoding.keys(),
+            "decoding means prefilled": all(s.is_decoding and s.prefill_left == 0 for s in self._decoding.values()),
+            "waiting means not decoding": all(
+                not s.is_decoding and s.prefilled <= s.prefill_total for s in self._waiting.values()
+            ),
+        }
+        if broken := [law for law, holds in laws.items() if not holds]:
+            raise BooksDoNotAddUp("; ".join(broken))
 
     def _candidate(self, now: float) -> Sequence | None:
         if len(self._decoding) >= self._settings.max_rows:

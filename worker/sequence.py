@@ -7,6 +7,10 @@ from protocol.ids import Grain, RequestId
 from worker.hashing import Root
 
 
+class BooksDoNotAddUp(Exception):
+    """An invariant of the worker's own state is broken: a fault of ours, and no state to go on from."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
     """What the text plane makes of a `Generate`: its tokens, its end, and the names of its prefix.
