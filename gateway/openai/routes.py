@@ -197,7 +197,7 @@ class _Answers:
 
     def _envelope(self, endpoint: _Endpoint[Body], accepted: _Accepted[Body]) -> Envelope:
         return Envelope(
-            id=f"{endpoint.id_prefix}{accepted.generate.request_id}",
+            id=endpoint.id_prefix + accepted.generate.request_id.removeprefix("req_"),
             created=int(self._unix_clock()),
             model=accepted.request.model,
             system_fingerprint=self._system_fingerprint,
