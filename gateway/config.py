@@ -9,9 +9,10 @@ import re
 import stat
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, cast, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -33,24 +34,16 @@ class SettingsError(Exception):
     """The settings cannot be used. One line: where, which key, what is allowed."""
 
 
-class ByteSize(int):
-    """A number of bytes, written in TOML as an integer or as text: "50GB" (decimal) or "2GiB" (binary)."""
-
-
-class LocalPath(str):
-    """A path in TOML: `~` is the home directory, a relative one starts at the file's own directory."""
-
-
-def parse_byte_size(value: object) -> ByteSize:
+def parse_byte_size(value: object) -> int:
     """Bytes of `50_000_000_000`, `"50GB"`, `"1.5 GiB"`. Raises ValueError that says what is allowed."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return ByteSize(value)
+        return value
     if isinstance(value, str) and (match := _BYTE_SIZE.fullmatch(value)):
         number, unit = match.groups()
         if (factor := _UNIT_BYTES.get(unit.lower())) is not None:
             whole, _, fraction = number.partition(".")
             # Integers all the way: a float would round large sizes.
-            return ByteSize(int(whole) * factor + (int(fraction) * factor // 10 ** len(fraction) if fraction else 0))
+            return int(whole) * factor + (int(fraction) * factor // 10 ** len(fraction) if fraction else 0)
     raise ValueError('expected a size in bytes: an integer, or text such as "50GB" or "2GiB"')
 
 
@@ -64,9 +57,9 @@ class CacheSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 }):  # fmt: skip
     """The KV cache on disk. `free_floor_bytes` stay free on its volume, whatever the quota says."""
 
-    directory: LocalPath
-    quota_bytes: ByteSize = ByteSize(50 * 1024**3)
-    free_floor_bytes: ByteSize = ByteSize(5 * 1024**3)
+    directory: str
+    quota_bytes: int = 50 * 1024**3
+    free_floor_bytes: int = 5 * 1024**3
     persist: PersistPolicy = "second-touch"
 
 
@@ -76,7 +69,7 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What every worker gets. `context_tokens` None means what the model itself allows."""
 
     max_rows: Annotated[int, Meta(ge=1, le=256)] = 16
-    hot_cache_bytes: ByteSize = ByteSize(2 * 1024**3)
+    hot_cache_bytes: int = 2 * 1024**3
     context_tokens: Positive | None = None
     prefill_slice_seconds: Annotated[float, Meta(gt=0, le=10)] = 0.2
 
@@ -86,19 +79,18 @@ class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 }):  # fmt: skip
     """Bounds on what clients may ask. `max_queued_requests` counts, per model, those that do not run yet."""
 
-    max_body_bytes: ByteSize = ByteSize(32 * 1024**2)
+    max_body_bytes: int = 32 * 1024**2
     max_queued_requests: Positive = 64
-    load_timeout_seconds: Seconds = 600.0
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All of it. `home` comes from MLXD_HOME, never from the file."""
 
-    home: LocalPath
+    home: str
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8321
-    models_directories: tuple[LocalPath, ...]
-    runtime_directory: LocalPath
+    models_directories: tuple[str, ...]
+    runtime_directory: str
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     drain_seconds: Seconds = 30.0
@@ -160,6 +152,11 @@ def default_runtime_directory(home: Path, *, user_id: int) -> Path:
     return preferred
 
 
+# The values that are not yet what they mean when TOML has been read.
+_SIZES = ("cache.quota", "cache.free_floor", "worker.hot_cache", "limits.max_body")
+_PATHS = ("models_directories", "runtime_directory", "cache.directory")
+
+
 def settings_from(
     document: Mapping[str, object], *, home: Path, base: Path, user_id: int, source: str = "settings"
 ) -> Settings:
@@ -179,21 +176,17 @@ def settings_from(
         "cache": {"directory": str(home / "cache"), **cache} if isinstance(cache, dict) else cache,
     }
 
-    def decode(kind: type, value: object) -> object:
-        if kind is ByteSize:
-            return parse_byte_size(value)
-        if kind is LocalPath:
-            if not isinstance(value, str) or not value or "\0" in value:
-                raise ValueError("expected a path as text")
-            return LocalPath(_expanded(value, base=base))
-        raise NotImplementedError(kind)
-
     try:
-        settings = msgspec.convert(filled, Settings, dec_hook=decode)
+        for read, keys in ((parse_byte_size, _SIZES), (partial(_read_path, base=base), _PATHS)):
+            for key in keys:
+                _replace_in(filled, key, read)
+        settings = msgspec.convert(filled, Settings)
         gateway_socket(Path(settings.runtime_directory))
         cachestore_socket(Path(settings.runtime_directory))
     except msgspec.ValidationError as why:
         raise SettingsError(f"{source}: {_readable(str(why))}") from None
+    except _BadValue as why:
+        raise SettingsError(f"{source}: {why}") from None
     except SocketPathTooLong as why:
         raise SettingsError(f"{source}: runtime_directory: {why}") from None
     return settings
@@ -253,8 +246,47 @@ def _make_private(path: Path) -> None:
         path.chmod(0o700)
 
 
-def _expanded(value: str, *, base: Path) -> str:
-    return os.path.normpath(base / Path(value).expanduser())
+class _BadValue(Exception):
+    """Key and reason."""
+
+
+def _replace_in(document: dict[str, object], key: str, read: Callable[[object], object]) -> None:
+    """Put what `read` makes of the value in its place. Sections are replaced, never changed: they are the caller's."""
+    section, _, name = key.rpartition(".")
+    table = document.get(section) if section else document
+    if not isinstance(table, dict) or name not in table:
+        return  # what has the wrong shape is left for the conversion to refuse
+    values = cast("dict[str, object]", table)
+    value = values[name]
+    try:
+        if isinstance(value, list):
+            items = cast("list[object]", value)
+            replaced: object = [_read_item(key, number, item, read) for number, item in enumerate(items)]
+        else:
+            replaced = read(value)
+    except ValueError as why:
+        raise _BadValue(f"{key}: {why}") from None
+    if section:
+        document[section] = {**values, name: replaced}
+    else:
+        document[name] = replaced
+
+
+def _read_item(key: str, number: int, item: object, read: Callable[[object], object]) -> object:
+    try:
+        return read(item)
+    except ValueError as why:
+        raise _BadValue(f"{key}[{number}]: {why}") from None
+
+
+def _read_path(value: object, *, base: Path) -> str:
+    """`~` is the user's home, a relative path starts at `base`."""
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise ValueError("expected a path as text")
+    try:
+        return os.path.normpath(base / Path(value).expanduser())
+    except RuntimeError:
+        raise ValueError("no such user's home directory; write the path in full") from None
 
 
 def _readable(why: str) -> str:

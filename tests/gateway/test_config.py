@@ -5,6 +5,7 @@ import stat
 import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +20,8 @@ from gateway.config import (
     settings_from,
 )
 from protocol.addresses import SOCKET_PATH_MAX_BYTES, cachestore_socket, gateway_socket
+from protocol.ids import Incarnation
+from protocol.launch import CachestoreLaunch
 
 HOME = Path("/home/owner/.mlxd")
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "mlxd.toml"
@@ -168,3 +171,17 @@ def test_directories_are_private(tmp_path: Path):
     trap.symlink_to(home)
     with pytest.raises(SettingsError, match="not a directory"):
         prepare_directories(settings_from({"runtime_directory": str(trap)}, home=home, base=home, user_id=0))
+
+
+def test_values_travel_to_the_children(tmp_path: Path):
+    """What settings hold can go into a child's launch message as it is: plain numbers and text."""
+    settings = settings_from({"cache": {"quota": "1GB"}}, home=tmp_path, base=tmp_path, user_id=0)
+    launch = CachestoreLaunch(
+        directory=settings.cache.directory,
+        runtime_directory=settings.runtime_directory,
+        incarnation=Incarnation(1),
+        quota_bytes=settings.cache.quota_bytes,
+        free_floor_bytes=settings.cache.free_floor_bytes,
+    )
+    assert msgspec.json.decode(msgspec.json.encode(launch), type=CachestoreLaunch) == launch
+    assert msgspec.json.encode(settings)
