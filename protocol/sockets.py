@@ -12,7 +12,7 @@ MalformedMessage value, so that one bad peer cannot end anybody's loop. Sends to
 import os
 from pathlib import Path
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import zmq
 import zmq.asyncio
@@ -34,7 +34,7 @@ class PeerGone(Exception):
 class Listener(Generic[Incoming, Outgoing]):
     """Blocking server side. Use from one thread."""
 
-    def __init__(self, path: Path, incoming: type[Incoming]) -> None:
+    def __init__(self, path: Path, incoming: object) -> None:
         self._codec: Codec[Incoming, Outgoing] = Codec(incoming)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -70,7 +70,7 @@ class Listener(Generic[Incoming, Outgoing]):
 class AsyncListener(Generic[Incoming, Outgoing]):
     """Asyncio server side. Use from one event loop."""
 
-    def __init__(self, path: Path, incoming: type[Incoming]) -> None:
+    def __init__(self, path: Path, incoming: object) -> None:
         self._codec: Codec[Incoming, Outgoing] = Codec(incoming)
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -84,7 +84,9 @@ class AsyncListener(Generic[Incoming, Outgoing]):
 
     async def send(self, peer: bytes, message: Outgoing) -> None:
         try:
-            await self._socket.send_multipart([peer, self._codec.encode(message)], zmq.DONTWAIT)
+            await self._socket.send_multipart(  # pyright: ignore[reportUnknownMemberType]
+                [peer, self._codec.encode(message)], zmq.DONTWAIT
+            )
         except zmq.ZMQError as why:
             raise PeerGone(str(why)) from None
 
@@ -96,7 +98,7 @@ class AsyncListener(Generic[Incoming, Outgoing]):
 class AsyncPeer(Generic[Incoming, Outgoing]):
     """Asyncio client side. Use from one event loop."""
 
-    def __init__(self, path: Path, name: bytes, incoming: type[Incoming]) -> None:
+    def __init__(self, path: Path, name: bytes, incoming: object) -> None:
         self._codec: Codec[Incoming, Outgoing] = Codec(incoming)
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -123,7 +125,7 @@ class AsyncPeer(Generic[Incoming, Outgoing]):
 class Peer(Generic[Incoming, Outgoing]):
     """Blocking client side: one thread owns it, any thread may call `wake`."""
 
-    def __init__(self, path: Path, name: bytes, incoming: type[Incoming]) -> None:
+    def __init__(self, path: Path, name: bytes, incoming: object) -> None:
         self._codec: Codec[Incoming, Outgoing] = Codec(incoming)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -175,22 +177,20 @@ def _endpoint(path: Path) -> str:
     return f"ipc://{path}"
 
 
-def _configure(socket: "zmq.Socket[bytes]") -> None:
+def _configure(socket: "zmq.Socket[Any]") -> None:
     socket.setsockopt(zmq.SNDHWM, _HIGH_WATER_MESSAGES)
     socket.setsockopt(zmq.RCVHWM, _HIGH_WATER_MESSAGES)
     socket.setsockopt(zmq.LINGER, _LINGER_MILLISECONDS)
     socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
 
 
-def _configure_router(socket: "zmq.Socket[bytes]") -> None:
+def _configure_router(socket: "zmq.Socket[Any]") -> None:
     _configure(socket)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that reconnects under its name replaces the dead connection
 
 
-def _split(
-    codec: "Codec[Incoming, Outgoing]", frames: list[bytes]
-) -> tuple[bytes, Incoming | MalformedMessage]:
+def _split(codec: "Codec[Incoming, Outgoing]", frames: list[bytes]) -> tuple[bytes, Incoming | MalformedMessage]:
     if len(frames) != 2:
         return frames[0], MalformedMessage(f"{len(frames)} frames instead of a peer name and one message")
     return frames[0], _decoded(codec, frames[1])

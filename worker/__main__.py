@@ -4,7 +4,6 @@ Threads: this one owns the socket to the gateway; the step thread owns everythin
 tokenizes; the cold-cache thread talks to the cachestore; one more waits for the parent's death.
 """
 
-import contextlib
 import faulthandler
 import os
 import queue
@@ -13,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Any, assert_never
 
 import structlog
@@ -170,8 +170,9 @@ class Worker:
             deliver=self._inbox.put,
             clock=time.monotonic,
         )
+        index: PrefixIndex[dict[str, Any]] = PrefixIndex(launch.hot_cache_bytes)
         cache = PrefixCache(
-            PrefixIndex(launch.hot_cache_bytes),
+            index,
             cold,
             launch.persist,
             reuse_off_reason=loaded.prefix_reuse.reason,
@@ -237,9 +238,12 @@ def main() -> int:
     launch = read_launch(WorkerLaunch)
     configure_logging(launch.log_level)
     worker = Worker(launch)
-    signal.signal(signal.SIGTERM, lambda *_: worker.drain(SIGTERM_DRAIN_SECONDS))
-    with contextlib.suppress(ValueError):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the gateway decides
+
+    def terminate(_signal: int, _frame: FrameType | None) -> None:
+        worker.drain(SIGTERM_DRAIN_SECONDS)
+
+    signal.signal(signal.SIGTERM, terminate)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the gateway decides
     when_parent_is_gone(lambda: worker.drain(ORPHAN_DRAIN_SECONDS), then_exit_within_seconds=10.0)
     return worker.run()
 

@@ -123,7 +123,7 @@ class StepLoop(Generic[Payload]):
             case Cancel(request_id=request_id):
                 self._cancel(request_id)
             case BlocksFetched(request_id=request_id, blocks=blocks, miss_reason=reason):
-                self._cache.fetched(blocks)  # pyright: ignore[reportArgumentType] - the payload is the engine's own
+                self._cache.fetched(blocks)
                 if reason:
                     self._cache.missed(reason)
                 self._scheduler.blocks_arrived(request_id)

@@ -1,7 +1,7 @@
 """What reaches the step loop's inbox from this worker's own threads, beside the gateway's commands."""
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from protocol.generation import Cancel, Drain, Ping
 from protocol.ids import BlockKey, RequestId
@@ -27,4 +27,4 @@ class BlockDurable:
     key: BlockKey
 
 
-InboxMessage = Prepared | Cancel | Drain | Ping | BlocksFetched[object] | BlockDurable
+InboxMessage = Prepared | Cancel | Drain | Ping | BlocksFetched[Any] | BlockDurable

@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportOptionalMemberAccess=false, reportOptionalSubscript=false
 """Cut the KV of token runs out of a cache, and build a cache from such cuts.
 
 A block holds, for each group of layers with equal shapes, two arrays `[layers, heads, tokens, head_dim]`: few large
@@ -79,7 +79,7 @@ def write_block(path: str, arrays: KVArrays, tokens: int, metadata: dict[str, st
 
 def read_block(path: str, tokens: int) -> tuple[KVArrays, int]:
     """The first `tokens` tokens of a block file, evaluated here, so any thread may use them; and their size."""
-    loaded = mx.load(path)
+    loaded: KVArrays = mx.load(path)  # pyright: ignore[reportAssignmentType] - safetensors give a dict
     arrays = {
         name: array if array.shape[2] == tokens else mx.contiguous(array[:, :, :tokens])
         for name, array in loaded.items()

@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportOptionalMemberAccess=false, reportOptionalSubscript=false
 """The engine on mlx-lm's models and caches: rows are prefilled alone and join the decode batch by merging.
 
 Right-padded batched prefill is wrong for several families and cannot be bounded in time, so it is not used.
@@ -59,7 +59,7 @@ class MlxEngine:
         self._rows: list[Row] = []
         self._caches: list[Any] = []
         self._inputs: mx.array | None = None  # [rows], lazy: what each row's next step reads
-        self._logprobs: tuple[mx.array, mx.array, mx.array] | None = None  # of `_inputs`
+        self._logprobs: tuple[mx.array, ...] | None = None  # of `_inputs`
         self._vocabulary_size = 0
         self._sampler: BatchSampler | None = None
         self._steps = 0
@@ -121,8 +121,8 @@ class MlxEngine:
         if not all(row.ends_with_next_read for row in self._rows):
             self._launch(inputs)
         mx.eval(inputs, logprobs)
-        token_ids = inputs.tolist()
-        read = [part.tolist() for part in logprobs] if logprobs is not None else None
+        token_ids: Any = inputs.tolist()
+        read: list[Any] | None = [part.tolist() for part in logprobs] if logprobs is not None else None
         drawn: list[Drawn] = []
         for index, (row, token_id) in enumerate(zip(self._rows, token_ids, strict=True)):
             if row.reads_prompt:
@@ -132,7 +132,8 @@ class MlxEngine:
             row.drawn += 1
             chosen = None
             if row.wants_logprobs and read is not None:
-                chosen = self._chosen(token_id, *(part[index] for part in read), row.prepared.request.top_logprobs or 0)
+                logprob, ids, values = (part[index] for part in read)
+                chosen = self._chosen(token_id, logprob, ids, values, row.prepared.request.top_logprobs or 0)
             drawn.append(Drawn(row.prepared.request_id, token_id, chosen))
         self._steps += 1
         if self._steps % _CLEAR_EVERY_STEPS == 0:
@@ -196,7 +197,7 @@ class MlxEngine:
         for row in self._rows:
             row.held += 1
 
-    def _top_logprobs(self, logits: mx.array, tokens: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+    def _top_logprobs(self, logits: mx.array, tokens: mx.array) -> tuple[mx.array, ...]:
         """Of each row: the drawn token's logprob `[rows]`, the best ids and their logprobs `[rows, k]`, best first."""
         count = max(1, *(row.prepared.request.top_logprobs or 0 for row in self._rows))
         logits = logits.astype(mx.float32)

@@ -68,7 +68,7 @@ def load_model(path: Path, report: Callable[[int, int], None]) -> LoadedModel:
     from mlx_lm.utils import load_model as load
 
     model, config = load(path, lazy=True)
-    weights = [array for _, array in tree_flatten(model.parameters())]
+    weights: list[mx.array] = [array for _, array in tree_flatten(model.parameters())]  # pyright: ignore
     total = sum(array.nbytes for array in weights)
     done = 0
     for array in weights:

@@ -40,7 +40,7 @@ class BatchSampler:
         if self._seen is not None or sampling.repetition_penalty != 1.0:
             seen = np.zeros((1, width), np.bool_)
             seen[0, [token for token in prompt_ids if token < width]] = True
-            self._seen = _with_row(self._seen, count, mx.array(seen))
+            self._seen = _with_row(self._seen, count, mx.array(seen))  # pyright: ignore[reportArgumentType] - numpy arrays are taken
         if self._bias is not None or sampling.logit_bias:
             bias = np.zeros((1, width), np.float32)
             for token, value in sampling.logit_bias.items():
