@@ -4,7 +4,7 @@ One process per model, however many ask. A crash costs one restart; crashes in a
 close the model for a while. A process is asked to go before it is told, and killed only when it has proved deaf.
 """
 
-from typing import assert_never
+from typing import Literal, assert_never
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -145,7 +145,7 @@ class Fleet:
                 life = self._live(model, incarnation)
                 if life is None or isinstance(life.state, Draining):
                     return []
-                return self._lose(model, life, incarnation, reason, now)
+                return self._lose(model, life, incarnation, reason, "retry", now)
             case WorkerExited():
                 return self._exited(event, now)
             case TimerFired():
@@ -273,9 +273,8 @@ class Fleet:
         if life is None:
             return []
         state = life.state
-        died = FailOpen(
-            model=model, incarnation=event.incarnation, failure=shutting_down() if self._closing else _died(event)
-        )
+        failure = shutting_down() if self._closing else _died(event)
+        died = FailOpen(model=model, incarnation=event.incarnation, failure=failure)
         if self._closing:
             life.state = Absent()
             return [died, *self._fail_waiting(model, life, shutting_down())]
@@ -288,7 +287,7 @@ class Fleet:
                     return [died]
                 return [died, self._start(model, life, "normal", now)]
             case _:
-                return [died, *self._crashed(event, life, now)]
+                return [replace(died, unanswered="retry"), *self._crashed(event, life, now)]
 
     def _crashed(self, event: WorkerExited, life: _Life, now: float) -> list[Effect]:
         model, state, settings = event.model, life.state, self._settings
@@ -434,7 +433,7 @@ class Fleet:
                 return [stuck, *self._fail_waiting(model, life, failure), stop]
             case Ready(open_requests=count) if count and now >= state.progress_at + self._settings.hang_seconds:
                 reason = f"no engine step for {now - state.progress_at:.0f} s with {count} open request(s)"
-                return self._lose(model, life, state.incarnation, reason, now)
+                return self._lose(model, life, state.incarnation, reason, "fail", now)
             case Ready():
                 settings = self._settings
                 interval = settings.ping_working_seconds if state.open_requests else settings.ping_idle_seconds
@@ -501,7 +500,15 @@ class Fleet:
         how = "kill" if rung == "kill" else "terminate"
         return StopWorker(model=model, incarnation=incarnation, how=how, within_seconds=patience)
 
-    def _lose(self, model: ModelName, life: _Life, incarnation: Incarnation, reason: str, now: float) -> list[Effect]:
+    def _lose(
+        self,
+        model: ModelName,
+        life: _Life,
+        incarnation: Incarnation,
+        reason: str,
+        unanswered: Literal["retry", "fail"],
+        now: float,
+    ) -> list[Effect]:
         """Its step loop is deaf, so there is no point in asking it to drain; its clients have waited long enough."""
         if isinstance(life.state, Ready) and now - life.state.since >= self._settings.stable_seconds:
             life.attempts = 0
@@ -514,7 +521,7 @@ class Fleet:
         )
         return [
             WorkerStuck(model=model, incarnation=incarnation, reason=reason),
-            FailOpen(model=model, incarnation=incarnation, failure=failure),
+            FailOpen(model=model, incarnation=incarnation, failure=failure, unanswered=unanswered),
             stop,
         ]
 

@@ -247,11 +247,15 @@ class FailWaiting(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class FailOpen(Struct, frozen=True, kw_only=True, tag=True):
-    """End every request that this process had in its hands."""
+    """End every request that this process had in its hands.
+
+    `unanswered` is for those of which it has said nothing yet: the next process may try them once.
+    """
 
     model: ModelName
     incarnation: Incarnation
     failure: Failure
+    unanswered: Literal["retry", "fail"] = "fail"
 
 
 class WakeAt(Struct, frozen=True, kw_only=True, tag=True):

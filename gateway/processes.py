@@ -20,6 +20,7 @@ _LAUNCH_LINE_MAX_BYTES = 32 * 1024
 """Below the smallest pipe capacity we meet (64 KiB), so that writing it never blocks."""
 
 _OUTPUT_END_SECONDS = 1.0
+_KILLED_SECONDS = 5.0
 
 
 class ChildExit(Struct, frozen=True, kw_only=True):
@@ -87,9 +88,18 @@ class ChildProcess:
             self._process.kill()
 
     async def wait(self) -> ChildExit:
-        """Until the child has ended and its output was read. Closes everything that belonged to it."""
+        """Until the child has ended and its output was read. Closes everything that belonged to it.
+
+        When this is cancelled, the child is killed.
+        """
         try:
-            code = await self._process.wait()
+            try:
+                code = await self._process.wait()
+            except asyncio.CancelledError:
+                self.kill()
+                async with asyncio.timeout(_KILLED_SECONDS):
+                    await self._process.wait()
+                raise
             # A grandchild may hold the pipe open, so its end is not waited for without limit.
             tail = await self._output.finish(_OUTPUT_END_SECONDS)
         finally:

@@ -4,14 +4,15 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from protocol.generation import Delta, Failed, Finished, RequestEvent
+from protocol.generation import Delta, Failed, Finished, Prefilling, RequestEvent
 from protocol.ids import RequestId
 
 
 class Reply:
     """An async iterator of one request's events, which ends after exactly one Finished or Failed.
 
-    Bounded: deltas that nobody has read yet are merged into one, so a slow reader holds one string, not a queue.
+    Bounded: deltas that nobody has read yet are merged into one, and of progress only the newest is kept, so a slow
+    reader holds one string, not a queue.
     Only the dispatch task calls `put`; only the handler iterates. `cancel` is idempotent and safe after the end.
     """
 
@@ -39,6 +40,8 @@ class Reply:
                 tokens=last.tokens + event.tokens,
                 logprobs=last.logprobs + event.logprobs,
             )
+        elif isinstance(event, Prefilling) and isinstance(last, Prefilling):
+            self._events[-1] = event  # only the newest progress is of interest
         else:
             self._events.append(event)
         self._complete = isinstance(event, (Finished, Failed))
