@@ -1,0 +1,167 @@
+"""One message of every kind, all fields set, whose bytes `golden.json` fixes.
+
+A changed byte is a changed wire: when it is meant, raise PROTOCOL_VERSION and write the file anew with
+`python -m tests.protocol.examples > tests/protocol/golden.json`, so that the change is seen in review.
+"""
+
+import json
+import sys
+from typing import Any, get_args
+
+import msgspec
+from msgspec import Struct
+
+from protocol import blocks, generation, handshake
+from protocol.failures import Failure, FailureKind
+from protocol.ids import BlockKey, Grain, Incarnation, LeaseId, ModelName, RequestId
+from protocol.sampling import Sampling
+
+_REQUEST = RequestId("r-1")
+_KEY = BlockKey(bytes(range(16)))
+_GRAINS = (Grain(bytes(16)), Grain(bytes(range(16))))
+_LEASE = LeaseId(7)
+_FAILURE = Failure(kind=FailureKind.OVERLOADED, message="full", param="n", retry_after_seconds=1.5)
+
+_CHAT = generation.ChatPrompt(
+    messages=(
+        generation.ChatMessage(role="system", content="brief", name="n"),
+        generation.ChatMessage(
+            role="assistant",
+            content="",
+            reasoning_content="why",
+            tool_calls=(generation.ToolCall(id="c1", name="f", arguments={"city": "Oslo", "days": [1, 2.5, None]}),),
+        ),
+        generation.ChatMessage(role="tool", content="sunny", tool_call_id="c1"),
+    ),
+    template_arguments={"enable_thinking": False},
+)
+
+
+def _generate(prompt: generation.Prompt) -> generation.Generate:
+    return generation.Generate(
+        request_id=_REQUEST,
+        prompt=prompt,
+        sampling=Sampling(temperature=0.5, top_p=0.9, top_k=40, min_p=0.1, logit_bias={3: -1.0}, seed=42),
+        max_tokens=5,
+        stop=("end",),
+        stop_token_ids=(2,),
+        top_logprobs=1,
+        cache_scope=b"salt",
+    )
+
+
+_LOGPROB = generation.TokenLogprob(token="é", token_bytes=b"\xc3\xa9", logprob=-0.25)
+
+EXAMPLES: tuple[Struct, ...] = (
+    # handshake
+    handshake.Hello(protocol_version=1, model=ModelName("org/m"), incarnation=Incarnation(3), pid=99),
+    handshake.Welcome(),
+    handshake.Refused(reason="old"),
+    # gateway → worker
+    _generate(_CHAT),
+    _generate(generation.TextPrompt(text="once")),
+    _generate(generation.TokenPrompt(token_ids=(1, 2, 70000))),
+    generation.Cancel(request_id=_REQUEST),
+    generation.Drain(deadline_seconds=2.5),
+    generation.Ping(nonce=1),
+    # worker → gateway
+    generation.Ready(
+        context_tokens=8192,
+        max_rows=16,
+        weight_bytes=2**33,
+        load_seconds=1.25,
+        prefix_reuse=generation.PrefixReuse(available=False, reason="logits differ"),
+        fingerprint="abc",
+    ),
+    generation.Loading(done_bytes=1, total_bytes=2),
+    generation.Queued(request_id=_REQUEST, prompt_tokens=12),
+    generation.Prefilling(request_id=_REQUEST, done_tokens=256, total_tokens=1000, cached_tokens=128),
+    generation.Delta(
+        request_id=_REQUEST,
+        text="é",
+        tokens=1,
+        logprobs=(generation.ChosenLogprob(chosen=_LOGPROB, top=(_LOGPROB,)),),
+    ),
+    generation.Finished(
+        request_id=_REQUEST,
+        reason=generation.FinishReason.STOP,
+        usage=generation.Usage(prompt_tokens=12, completion_tokens=3, cached_tokens=0),
+        timings=generation.Timings(queue_seconds=0.5, prefill_seconds=0.25, decode_seconds=1.0, prefill_slices=2),
+        matched_stop="end",
+    ),
+    generation.Failed(request_id=_REQUEST, failure=_FAILURE),
+    generation.Pong(
+        nonce=1,
+        steps=10,
+        running_rows=2,
+        waiting_requests=3,
+        active_bytes=4,
+        hot_cache_bytes=5,
+        hot_cache_blocks=6,
+        misses={"absent": 1},
+    ),
+    generation.LastWords(failure=_FAILURE),
+    # worker → cachestore
+    blocks.Lookup(call_id=1, fingerprint="abc", grains=_GRAINS, skip_blocks=1),
+    blocks.Fetch(call_id=1, fingerprint="abc", grains=_GRAINS, skip_blocks=1),
+    blocks.Stage(call_id=1, fingerprint="abc", key=_KEY, file_bytes=4096),
+    blocks.Publish(call_id=1, lease=_LEASE, parent=BlockKey(b""), grains=_GRAINS, supersedes=_KEY),
+    blocks.Release(call_id=1, lease=_LEASE),
+    blocks.Forget(call_id=1, fingerprint=None),
+    blocks.Describe(call_id=1),
+    # cachestore → worker
+    blocks.Found(call_id=1, blocks=(blocks.FoundBlock(key=_KEY, grains=2),)),
+    blocks.Leased(
+        call_id=1, lease=_LEASE, blocks=(blocks.LeasedBlock(key=_KEY, grains=2, path="a/b"),), miss_reason="integrity"
+    ),
+    blocks.Staged(call_id=1, lease=_LEASE, path="a/b"),
+    blocks.Declined(call_id=1, reason="quota"),
+    blocks.Published(call_id=1, file_bytes=4096),
+    blocks.Released(call_id=1),
+    blocks.Forgotten(call_id=1, blocks=2, file_bytes=8192),
+    blocks.Described(
+        call_id=1,
+        blocks=1,
+        file_bytes=2,
+        quota_bytes=3,
+        leases=4,
+        published=5,
+        written_bytes=6,
+        evicted=7,
+        quarantined=8,
+    ),
+    blocks.CacheFailed(call_id=1, failure=_FAILURE),
+)
+
+DIRECTIONS: dict[str, Any] = {
+    "gateway to worker": generation.WorkerCommand,
+    "worker to gateway": generation.WorkerEvent,
+    "to cachestore": blocks.BlockRequest,
+    "from cachestore": blocks.BlockReply,
+}
+"""What one decoder reads, by direction."""
+
+
+def name_of(example: Struct) -> str:
+    """The example's place in the golden file."""
+    kind = type(example).__name__
+    return f"{kind}({type(example.prompt).__name__})" if isinstance(example, generation.Generate) else kind
+
+
+def reader_of(example: Struct) -> Any:
+    """The direction in which this message travels."""
+    return next(union for union in DIRECTIONS.values() if type(example) in get_args(union))
+
+
+def golden() -> dict[str, dict[str, Any]]:
+    """Each example's bytes, and what they say for those who read no hexadecimal."""
+    encoded = {name_of(example): msgspec.msgpack.encode(example) for example in EXAMPLES}
+    return {
+        name: {"says": msgspec.json.decode(msgspec.json.encode(msgspec.msgpack.decode(data))), "bytes": data.hex()}
+        for name, data in encoded.items()
+    }
+
+
+if __name__ == "__main__":
+    json.dump(golden(), sys.stdout, indent=1, ensure_ascii=False)
+    sys.stdout.write("\n")
