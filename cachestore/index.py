@@ -16,7 +16,8 @@ from typing import Literal
 from msgspec import Struct
 
 from cachestore.eviction import Candidate
-from cachestore.layout import GRAINS_PER_BLOCK, join_digests, split_digests
+from cachestore.layout import GRAINS_PER_BLOCK, block_name, join_digests, split_digests
+from cachestore.reasons import is_damaged
 from protocol.ids import BlockKey, Grain
 
 _SCHEMA_VERSION = 1
@@ -96,18 +97,18 @@ class BlockIndex:
         self._database = sqlite3.connect(path, isolation_level=None, cached_statements=512)
         try:
             self._prepare()
-        except sqlite3.DatabaseError as why:
+            self._models: dict[str, int] = dict(self._database.execute("SELECT fingerprint, id FROM models"))
+            self.blocks, self.block_bytes = self._sum("SELECT count(*), total(file_bytes) FROM blocks")
+            self.strays, self.stray_bytes = self._sum("SELECT count(*), total(file_bytes) FROM strays")
+            newest: int | None = self._database.execute("SELECT max(last_used) FROM blocks").fetchone()[0]
+        except sqlite3.Error as why:
             self._database.close()
-            if type(why) is sqlite3.DatabaseError:  # not a database, or malformed; subclasses are the disk's troubles
+            if is_damaged(why):
                 raise IndexUnusable(str(why)) from None
             raise
         except IndexUnusable:
             self._database.close()
             raise
-        self._models: dict[str, int] = dict(self._database.execute("SELECT fingerprint, id FROM models"))
-        self.blocks, self.block_bytes = self._sum("SELECT count(*), total(file_bytes) FROM blocks")
-        self.strays, self.stray_bytes = self._sum("SELECT count(*), total(file_bytes) FROM strays")
-        newest: int | None = self._database.execute("SELECT max(last_used) FROM blocks").fetchone()[0]
         self._last_use = max(first_use, (newest or 0) + 1)
 
     def close(self) -> None:
@@ -167,15 +168,16 @@ class BlockIndex:
         )
         return [_block_row(values) for values in rows][::-1]
 
-    def rows_in(self, fingerprint: str, prefix: int) -> dict[str, int]:
-        """Of one prefix directory: `key hex` → block, for comparing with the files there."""
+    def rows_in(self, fingerprint: str, prefix: int) -> dict[str, tuple[int, int]]:
+        """Of one prefix directory: file name → (block, bytes), for comparing with the files there."""
         model = self._models.get(fingerprint)
         low = bytes((prefix,))
         high = bytes((prefix + 1,)) if prefix < 255 else b"\xff" * 64
-        rows: Iterator[tuple[bytes, int]] = self._database.execute(
-            "SELECT key, id FROM blocks WHERE model = ? AND key >= ? AND key < ?", (model, low, high)
+        rows: Iterator[tuple[bytes, bytes, int, int]] = self._database.execute(
+            "SELECT key, checksum, id, file_bytes FROM blocks WHERE model = ? AND key >= ? AND key < ?",
+            (model, low, high),
         )
-        return {key.hex(): block for key, block in rows}
+        return {block_name(key, checksum): (block, file_bytes) for key, checksum, block, file_bytes in rows}
 
     def rows_of(self, fingerprint: str | None, before: int, limit: int) -> list[BlockRow]:
         """Blocks of one model, or of all, newest first, with ids below `before`; condemned ones left out."""

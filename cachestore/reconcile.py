@@ -4,6 +4,8 @@ Never reads a header it does not have to: a file whose name is in the index cost
 by their header, rows without a file are dropped, everything else in the directory is counted.
 """
 
+import os
+import stat
 from collections.abc import Generator
 from pathlib import Path
 
@@ -12,7 +14,6 @@ import structlog
 from cachestore import disk
 from cachestore.index import StrayKind, StrayRow
 from cachestore.layout import (
-    GRAINS_PER_BLOCK,
     OWN_NAMES,
     PREFIXES,
     QUARANTINE_DIRECTORY,
@@ -44,18 +45,19 @@ def reconcile(store: Store) -> Generator[None]:
             directory = store.directory / fingerprint / prefix
             rows = store.index.rows_in(fingerprint, number)
             for count, entry in enumerate(disk.list_directory(directory)):
-                name = parse_block_name(entry.name)
-                block = None if name is None else rows.get(name[0].hex())
-                row = None if block is None else store.index.row(block)
-                if row is not None and name is not None and row.checksum == name[1]:
-                    del rows[row.key.hex()]
-                    _check_size(store, row.block)
+                if entry.name in rows:
+                    _check_size(store, entry, *rows.pop(entry.name))
+                elif entry.is_dir(follow_symlinks=False):
+                    if parse_block_name(entry.name) is None:
+                        yield from _count_below(store, Path(entry.path))
+                    else:
+                        store.quarantine_impostor(Path(entry.path))
                 elif _adopt(store, fingerprint, Path(entry.path)):
                     adopted += 1
                     yield
                 if count % _FILES_PER_STEP == 0:
                     yield
-            for block in rows.values():  # these had no file when the directory was read
+            for block, _ in rows.values():  # these had no file when the directory was read
                 dropped += _drop_if_gone(store, block)
                 yield
             yield
@@ -72,15 +74,15 @@ def reconcile(store: Store) -> Generator[None]:
     )
 
 
-def _check_size(store: Store, block: int) -> None:
-    row = store.index.row(block)
-    if row is None:
-        return
+def _check_size(store: Store, entry: os.DirEntry[str], block: int, file_bytes: int) -> None:
     try:
-        identity = disk.identity(store.path_of(row))
+        status = entry.stat(follow_symlinks=False)
     except FileNotFoundError:
-        return  # deleted just now; the row has gone with it, or the next walk finds out
-    if identity is None or identity.file_bytes != row.file_bytes:
+        return  # deleted since the directory was read, and its row with it
+    if stat.S_ISREG(status.st_mode) and status.st_size == file_bytes:
+        return
+    row = store.index.row(block)
+    if row is not None:
         store.quarantine(row, "its size is not what it was")
 
 
@@ -88,13 +90,16 @@ def _adopt(store: Store, fingerprint: str, path: Path) -> bool:
     """Index a block that is not in the index; count anything else as a stray."""
     name = parse_block_name(path.name)
     try:
-        if name is None or store.index.find(fingerprint, name[0]) is not None:
-            raise BadBlock("no block, or one of which we have another copy")
+        if name is None:
+            raise BadBlock("its name is not a block's")
+        known = store.index.find(fingerprint, name[0])
+        if known is not None and known.checksum == name[1]:
+            return False  # published since the directory was read
+        if known is not None:
+            raise BadBlock("a second copy")
         metadata, identity = disk.read_metadata(path)
         if metadata.key != name[0] or metadata.fingerprint != fingerprint:
             raise BadBlock("its header does not match its name")
-        if len(metadata.grains) > GRAINS_PER_BLOCK:
-            raise BadBlock("it has too many grains")
     except FileNotFoundError:
         return False  # evicted since the directory was read
     except (BadBlock, OSError) as why:
@@ -161,8 +166,6 @@ def _count_below(store: Store, path: Path) -> Generator[None]:
 def _count(store: Store, path: Path, kind: StrayKind) -> None:
     if not _is_there(path):
         return
-    if path.is_dir() and not path.is_symlink() and kind != "quarantine":
-        kind = "other"  # a directory in a block's place is not ours to delete
     relative = str(path.relative_to(store.directory))
     file_bytes = disk.tree_bytes(path)
     known = store.index.stray(relative)

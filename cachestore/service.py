@@ -16,7 +16,7 @@ from cachestore.layout import GRAINS_PER_BLOCK, is_digest, is_fingerprint
 from cachestore.pins import Lease, Pins, ReadLease, StageLease
 from cachestore.reasons import is_damaged, loses_index, trouble_of
 from cachestore.reconcile import reconcile
-from cachestore.store import NotStored, Store, delete_index
+from cachestore.store import NotStored, Store
 from protocol.blocks import (
     BlockReply,
     BlockRequest,
@@ -291,9 +291,9 @@ class Service:
         trouble = trouble_of(why)
         if loses_index(why) or not store.is_there:
             self._tell_once(trouble, now, why=_in_words(why), then="the directory is closed and opened again")
-            self._lose_store(store)
             if is_damaged(why):
-                delete_index(store.directory)
+                store.discard_index()
+            self._lose_store(store)
             self._retry_at = now
         else:
             self._tell_once(trouble, now, why=_in_words(why), then="the request was declined, the next is tried")

@@ -7,6 +7,7 @@ is a file without a row (adopted by the next reconcile) or a row without a file 
 
 import os
 import secrets
+import sqlite3
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -25,13 +26,12 @@ from cachestore.layout import (
     STAGED_SUFFIX,
     STAGING_DIRECTORY,
     BadBlock,
-    block_name,
     block_path,
     is_fingerprint,
     staging_directory,
 )
 from cachestore.pins import Pins, StageLease
-from cachestore.reasons import is_unreadable
+from cachestore.reasons import is_damaged, is_unreadable
 from protocol.block_file import BlockMetadata
 from protocol.ids import BlockKey, Grain
 
@@ -89,8 +89,10 @@ class Store:
             try:
                 self._remove(self.index.condemned())
                 self.make_room(0)
-            except BaseException:
+            except BaseException as why:
                 self.index.close()
+                if isinstance(why, sqlite3.Error) and is_damaged(why):
+                    delete_index(directory)
                 raise
         except BaseException:
             os.close(self._lock)
@@ -102,6 +104,11 @@ class Store:
             self.index.close()
         finally:
             os.close(self._lock)
+
+    def discard_index(self) -> None:
+        """Delete a damaged index, as the last thing before `close`; the next run rebuilds it from the files."""
+        self.index.close()
+        delete_index(self.directory)
 
     @property
     def is_there(self) -> bool:
@@ -182,6 +189,11 @@ class Store:
             return self._lose(row, "integrity", "its header does not match the index")
         self._verified[row.block] = inspected.identity
         return "sound"
+
+    def quarantine_impostor(self, path: Path) -> None:
+        """Take away what has a block's name and is no file, or the block of that name could never be stored."""
+        _log.warning("impostor", path=path.name, why="a directory has a block's name")
+        self._move_to_quarantine(path)
 
     def quarantine(self, row: BlockRow, reason: str) -> None:
         """Take a bad block, and all below it, out of service; keep its file for a look."""
@@ -338,7 +350,7 @@ class Store:
         )
         self.drop(below)
         if verdict == "integrity":
-            self._move_to_quarantine(row)
+            self._move_to_quarantine(self.path_of(row))
             self.quarantined += 1
         else:
             self.reconcile_wanted = True  # somebody else deletes files here
@@ -346,12 +358,12 @@ class Store:
         self._verified.pop(row.block, None)
         return verdict
 
-    def _move_to_quarantine(self, row: BlockRow) -> None:
-        relative = f"{QUARANTINE_DIRECTORY}/{block_name(row.key, row.checksum)}.{secrets.token_hex(4)}"
+    def _move_to_quarantine(self, path: Path) -> None:
+        relative = f"{QUARANTINE_DIRECTORY}/{path.name}.{secrets.token_hex(4)}"
         target = self.directory / relative
         disk.make_directory(target.parent)
         try:
-            disk.move(self.path_of(row), target)
+            disk.move(path, target)
         except FileNotFoundError:
             return
         self.index.put_stray(

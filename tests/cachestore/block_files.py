@@ -1,0 +1,160 @@
+"""Block files as a worker writes them, and a worker's side of the conversation, for tests."""
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+import numpy
+from safetensors.numpy import save
+
+from cachestore.service import Service
+from protocol.block_file import block_metadata
+from protocol.blocks import (
+    BlockReply,
+    Declined,
+    Describe,
+    Described,
+    Fetch,
+    Leased,
+    LeasedBlock,
+    Publish,
+    Published,
+    Release,
+    Stage,
+    Staged,
+)
+from protocol.ids import GRAIN_TOKENS, BlockKey, Grain, LeaseId
+from protocol.launch import CachestoreLaunch
+
+FINGERPRINT = "0123abcd"
+PER_BLOCK = 16
+PEER = b"worker:1"
+
+
+def chain(text: str, grains: int, *, after: tuple[Grain, ...] = ()) -> tuple[Grain, ...]:
+    """A chain of digests; two chains share what their texts and counts share. `after` is the chain it goes on from."""
+    digests = list(after)
+    for number in range(grains):
+        previous = digests[-1] if digests else b""
+        digests.append(Grain(hashlib.blake2b(previous + f"{text}{number}".encode(), digest_size=16).digest()))
+    return tuple(digests)
+
+
+def slot(grains: tuple[Grain, ...], number: int) -> tuple[BlockKey, tuple[Grain, ...]]:
+    """The parent and the grains of one block of a chain; the last may be a tail."""
+    start = number * PER_BLOCK
+    return BlockKey(grains[start - 1] if start else b""), grains[start : start + PER_BLOCK]
+
+
+def block_bytes(
+    parent: BlockKey, grains: tuple[Grain, ...], *, fingerprint: str = FINGERPRINT, data_bytes: int = 256
+) -> bytes:
+    """A sound block file whose tensors depend on its key; the same bytes for the same block."""
+    return _block_bytes(parent, grains, fingerprint, data_bytes)
+
+
+@cache  # safetensors writes its metadata in any order, so a second call would give other bytes
+def _block_bytes(parent: BlockKey, grains: tuple[Grain, ...], fingerprint: str, data_bytes: int) -> bytes:
+    seed = int.from_bytes(grains[-1][:8], "little")
+    values = numpy.random.default_rng(seed).integers(0, 255, data_bytes // 2, dtype=numpy.uint8)
+    metadata = block_metadata(fingerprint, BlockKey(grains[-1]), parent, grains, len(grains) * GRAIN_TOKENS)
+    return save({"layers.0.keys": values, "layers.0.values": values[::-1].copy()}, metadata)
+
+
+class WorkerSide:
+    """What a worker does with a service, without sockets. Time stands still unless a test moves it."""
+
+    def __init__(self, service: Service, peer: bytes = PEER) -> None:
+        self.service = service
+        self.peer = peer
+        self.now = 0.0
+
+    def ask(self, request: object) -> BlockReply:
+        return self.service.handle(self.peer, request, self.now)  # type: ignore[arg-type]
+
+    def stage(self, key: BlockKey, file_bytes: int, fingerprint: str = FINGERPRINT) -> Staged | Declined:
+        reply = self.ask(Stage(call_id=1, fingerprint=fingerprint, key=key, file_bytes=file_bytes))
+        assert isinstance(reply, Staged | Declined)
+        return reply
+
+    def store(
+        self,
+        grains: tuple[Grain, ...],
+        number: int,
+        *,
+        fingerprint: str = FINGERPRINT,
+        data_bytes: int = 256,
+        supersedes: BlockKey | None = None,
+    ) -> Published | Declined:
+        """Stage, write and publish one block of a chain."""
+        parent, own = slot(grains, number)
+        data = block_bytes(parent, own, fingerprint=fingerprint, data_bytes=data_bytes)
+        staged = self.stage(BlockKey(own[-1]), len(data), fingerprint)
+        if isinstance(staged, Declined):
+            return staged
+        Path(staged.path).write_bytes(data)
+        reply = self.ask(Publish(call_id=2, lease=staged.lease, parent=parent, grains=own, supersedes=supersedes))
+        assert isinstance(reply, Published | Declined)
+        return reply
+
+    def store_all(self, grains: tuple[Grain, ...], *, data_bytes: int = 256) -> None:
+        for number in range(-(-len(grains) // PER_BLOCK)):
+            reply = self.store(grains, number, data_bytes=data_bytes)
+            assert isinstance(reply, Published), reply
+
+    def fetch(self, grains: tuple[Grain, ...], *, fingerprint: str = FINGERPRINT, skip_blocks: int = 0) -> Leased:
+        reply = self.ask(Fetch(call_id=3, fingerprint=fingerprint, grains=grains, skip_blocks=skip_blocks))
+        assert isinstance(reply, Leased)
+        return reply
+
+    def read(self, grains: tuple[Grain, ...]) -> tuple[LeasedBlock, ...]:
+        """Fetch and give back at once."""
+        leased = self.fetch(grains)
+        self.release(leased.lease)
+        return leased.blocks
+
+    def release(self, lease: LeaseId) -> None:
+        self.ask(Release(call_id=4, lease=lease))
+
+    def books(self) -> Described:
+        reply = self.ask(Describe(call_id=5))
+        assert isinstance(reply, Described)
+        return reply
+
+    def settle(self) -> None:
+        """Let the service do all its housekeeping."""
+        for _ in range(100_000):
+            store = self.service.store
+            if self.service.idle(self.now) == "quiet" and (store is None or not store.reconcile_wanted):
+                return
+        raise AssertionError("housekeeping never ends")
+
+    def check(self) -> None:
+        """Books, index and files agree, and the quota holds."""
+        self.settle()
+        store = self.service.store
+        assert store is not None
+        assert store.faults() == []
+        assert store.usage_bytes <= store.quota_bytes
+
+
+_numbers = iter(range(1_000_000, 1 << 60, 1 << 40))
+
+
+def open_service(directory: Path, *, quota_bytes: int = 64 * 1024 * 1024, free_floor_bytes: int = 0) -> WorkerSide:
+    """A service on a directory, as a fresh process would open it."""
+    settings = CachestoreLaunch(
+        directory=str(directory),
+        runtime_directory=str(directory),
+        incarnation=1,  # type: ignore[arg-type]
+        quota_bytes=quota_bytes,
+        free_floor_bytes=free_floor_bytes,
+    )
+    service = Service(settings, first_number=next(_numbers))
+    service.open(0.0)
+    return WorkerSide(service)
+
+
+def block_paths(directory: Path) -> list[Path]:
+    """Every block file in place."""
+    return sorted(directory.glob("*/[0-9a-f][0-9a-f]/*.safetensors"))
