@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import settings
 
@@ -38,6 +39,28 @@ def runtime_directory() -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="mlxd", dir=parent))
     yield directory
     shutil.rmtree(directory)
+
+
+@pytest.fixture(autouse=True)
+def _no_child_outlives_its_test() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
+    """A test ends the processes it started: a worker left behind holds its model's memory and slows all that follow."""
+    this = psutil.Process()
+    before = set(this.children())
+    yield
+    left = {child for child in this.children() if child not in before and not _is_multiprocessings_own(child)}
+    _, alive = psutil.wait_procs(left, timeout=5)
+    for child in alive:
+        child.kill()
+    psutil.wait_procs(alive, timeout=5)
+    assert not alive, f"{len(alive)} child processes outlived this test"
+
+
+def _is_multiprocessings_own(child: psutil.Process) -> bool:
+    """Python's resource tracker, which lives as long as this process by design."""
+    try:
+        return any("resource_tracker" in argument for argument in child.cmdline())
+    except psutil.Error:
+        return False  # it ended, or is about to
 
 
 def _models_cache() -> Path:
