@@ -43,6 +43,8 @@ def chain(text: str, grains: int, *, after: tuple[Grain, ...] = ()) -> tuple[Gra
 def slot(grains: tuple[Grain, ...], number: int) -> tuple[BlockKey, tuple[Grain, ...]]:
     """The parent and the grains of one block of a chain; the last may be a tail."""
     start = number * PER_BLOCK
+    if start > len(grains):
+        return BlockKey(b""), ()
     return BlockKey(grains[start - 1] if start else b""), grains[start : start + PER_BLOCK]
 
 
