@@ -5,6 +5,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import psutil
@@ -47,20 +48,14 @@ def _no_child_outlives_its_test() -> Iterator[None]:  # pyright: ignore[reportUn
     this = psutil.Process()
     before = set(this.children())
     yield
-    left = {child for child in this.children() if child not in before and not _is_multiprocessings_own(child)}
+    # multiprocessing keeps one child of its own for the next use; it starts another when it needs one
+    resource_tracker._resource_tracker._stop()  # pyright: ignore
+    left = set(this.children()) - before
     _, alive = psutil.wait_procs(left, timeout=5)
     for child in alive:
         child.kill()
     psutil.wait_procs(alive, timeout=5)
     assert not alive, f"{len(alive)} child processes outlived this test"
-
-
-def _is_multiprocessings_own(child: psutil.Process) -> bool:
-    """Python's resource tracker, which lives as long as this process by design."""
-    try:
-        return any("resource_tracker" in argument for argument in child.cmdline())
-    except psutil.Error:
-        return False  # it ended, or is about to
 
 
 def _models_cache() -> Path:
