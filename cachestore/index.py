@@ -18,6 +18,7 @@ from msgspec import Struct
 from cachestore.eviction import Candidate
 from cachestore.layout import GRAINS_PER_BLOCK, block_name, join_digests, split_digests
 from cachestore.reasons import is_damaged
+from protocol.block_file import DIGEST_BYTES
 from protocol.ids import BlockKey, Grain
 
 _SCHEMA_VERSION = 1
@@ -48,6 +49,7 @@ _COLUMNS = (
     "b.id, m.fingerprint, b.key, b.parent, b.grains, b.file_bytes, b.checksum, b.last_used, b.children, b.condemned"
 )
 _FROM = "FROM blocks b JOIN models m ON m.id = b.model"
+_WHOLE_BYTES = GRAINS_PER_BLOCK * DIGEST_BYTES
 _CHUNKS = (16, 128)  # keys asked for in one query: a short first one, since most walks end early
 
 StrayKind = Literal["foreign", "quarantine", "other"]
@@ -65,12 +67,17 @@ class BlockRow(Struct, frozen=True, kw_only=True):
     fingerprint: str
     key: BlockKey
     parent: BlockKey
-    grains: tuple[Grain, ...]
+    digests: bytes
     file_bytes: int
     checksum: bytes
     last_used: int
     children: int
     condemned: int
+
+    @property
+    def grains(self) -> tuple[Grain, ...]:
+        """The block's own digests, first to last. Split only when asked: a lookup reads many rows and needs none."""
+        return split_digests(self.digests)
 
 
 class Match(Struct, frozen=True, kw_only=True):
@@ -133,7 +140,7 @@ class BlockIndex:
             found = self._rows_by_key(model, wanted, chunk_slots)
             for key in wanted:
                 row = found.get(key)
-                if row is None or row.parent != parents[slot] or len(row.grains) != GRAINS_PER_BLOCK:
+                if row is None or row.parent != parents[slot] or len(row.digests) != _WHOLE_BYTES:
                     break
                 matches.append(Match(row=row, grains=GRAINS_PER_BLOCK))
                 slot += 1
@@ -430,13 +437,13 @@ _Values = tuple[int, str, bytes, bytes, bytes, int, bytes, int, int, int]
 
 
 def _block_row(values: _Values) -> BlockRow:
-    block, fingerprint, key, parent, grains, file_bytes, checksum, last_used, children, condemned = values
+    block, fingerprint, key, parent, digests, file_bytes, checksum, last_used, children, condemned = values
     return BlockRow(
         block=block,
         fingerprint=fingerprint,
         key=BlockKey(key),
         parent=BlockKey(parent),
-        grains=split_digests(grains),
+        digests=digests,
         file_bytes=file_bytes,
         checksum=checksum,
         last_used=last_used,

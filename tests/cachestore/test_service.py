@@ -2,11 +2,13 @@
 
 import os
 import shutil
+import sqlite3
 from pathlib import Path
 
 import pytest
 
 from cachestore import disk
+from cachestore.index import BlockIndex
 from cachestore.pins import READ_LEASE_SECONDS, STAGE_LEASE_SECONDS
 from cachestore.service import NO_LEASE, REOPEN_SECONDS
 from protocol.block_file import block_metadata
@@ -563,6 +565,41 @@ def test_a_lost_index_is_rebuilt_from_the_files(directory, damage):
         assert grains_found(worker, grains) == [16, 16, 8]
     worker.check()
     worker.service.close()
+
+
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL])
+def test_an_index_that_fails_while_in_use_is_a_miss_and_then_mended(worker, monkeypatch, code):
+    """Damage found by a query costs that request: afterwards everything is served again."""
+    grains = chain("a", 40)
+    worker.store_all(grains)
+
+    def fail(*_arguments):
+        error = sqlite3.DatabaseError("made up")
+        error.sqlite_errorcode = code
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockIndex, "walk", fail)
+        leased = worker.fetch(grains)
+    assert leased.blocks == ()
+    assert leased.miss_reason == ("no_space" if code == sqlite3.SQLITE_FULL else "unavailable")
+    worker.settle()
+    assert grains_found(worker, grains) == [16, 16, 8]
+    worker.check()
+
+
+def test_a_full_disk_does_not_keep_a_hit_from_being_served(worker, monkeypatch):
+    """That a use cannot be noted is no reason to miss."""
+    grains = chain("a", 16)
+    worker.store_all(grains)
+
+    def fail(*_arguments):
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+    monkeypatch.setattr(BlockIndex, "touch", fail)
+    assert grains_found(worker, grains) == [16]
 
 
 def test_blocks_and_books_are_there_after_a_restart(directory):
