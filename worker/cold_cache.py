@@ -195,6 +195,7 @@ class ColdCache(Generic[Payload]):
         return Block(
             key=BlockKey(chain[-1]),
             parent=BlockKey(prepared.grains[first_grain - 1]) if first_grain else prepared.root.digest,
+            start=slot * BLOCK_TOKENS,
             token_ids=prepared.token_ids[slot * BLOCK_TOKENS : slot * BLOCK_TOKENS + tokens],
             grains=chain,
             payload=payload,
@@ -225,6 +226,7 @@ class ColdCache(Generic[Payload]):
     def _publish(self, peer: Peer[BlockReply, BlockRequest], block: Block[Payload]) -> None:
         key = BlockKey(block.grains[-1])
         tokens = len(block.grains) * GRAIN_TOKENS
+        parent = block.parent if block.start else BlockKey(b"")
         staged = self._call(
             peer,
             Stage(
@@ -241,7 +243,7 @@ class ColdCache(Generic[Payload]):
         if not isinstance(staged, Staged):
             raise ColdCacheUnavailable(_reason(staged))
         metadata = block_metadata(
-            fingerprint=self._fingerprint, key=key, parent=block.parent, grains=block.grains, tokens=tokens
+            fingerprint=self._fingerprint, key=key, parent=parent, grains=block.grains, tokens=tokens
         )
         try:
             self._write(staged.path, block.payload, tokens, metadata)
@@ -253,7 +255,7 @@ class ColdCache(Generic[Payload]):
             Publish(
                 call_id=next(self._calls),
                 lease=staged.lease,
-                parent=block.parent,
+                parent=parent,
                 grains=block.grains,
                 supersedes=block.supersedes,
             ),

@@ -102,7 +102,7 @@ class PrefixCache(Generic[Payload]):
         parent = self._parent_of(prepared, token_ids, start)
         while parent is not None and start < end:
             stop = min(start + BLOCK_TOKENS, end)
-            parent = self._keep_block(prepared, parent, tuple(token_ids[start:stop]), lambda a=start, b=stop: cut(a, b))
+            parent = self._keep_block(prepared, parent, start, tuple(token_ids[start:stop]), cut)
             if stop - start < BLOCK_TOKENS:
                 break
             start = stop
@@ -140,15 +140,24 @@ class PrefixCache(Generic[Payload]):
         self,
         prepared: Prepared,
         parent: BlockKey,
+        start: int,
         token_ids: tuple[int, ...],
-        cut: Callable[[], tuple[Payload, int]],
+        cut: Callable[[int, int], tuple[Payload, int]],
     ) -> BlockKey | None:
         chain = grains(prepared.root.secret, parent, token_ids)
         key = block_key(prepared.root.secret, parent, chain, token_ids)
         if key in self._index:
             return key
-        payload, size_bytes = cut()
-        block = Block(key=key, parent=parent, token_ids=token_ids, grains=chain, payload=payload, size_bytes=size_bytes)
+        payload, size_bytes = cut(start, start + len(token_ids))
+        block = Block(
+            key=key,
+            parent=parent,
+            start=start,
+            token_ids=token_ids,
+            grains=chain,
+            payload=payload,
+            size_bytes=size_bytes,
+        )
         self._index.insert(block)
         if key not in self._index:
             return None

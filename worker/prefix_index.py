@@ -20,12 +20,14 @@ Payload = TypeVar("Payload")
 class Block(Generic[Payload]):
     """One run of tokens with its KV. `key` is unique to (root, all tokens up to its end).
 
+    `start` is the position of its first token; a block at 0 has a root as its parent.
     `grains` are the digests of its complete runs of GRAIN_TOKENS tokens. `is_durable`: the same tokens are on disk.
     `supersedes` names a durable shorter tail that this block contains.
     """
 
     key: BlockKey
     parent: BlockKey
+    start: int
     token_ids: tuple[int, ...]
     grains: tuple[Grain, ...]
     payload: Payload
