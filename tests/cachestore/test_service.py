@@ -602,6 +602,22 @@ def test_a_full_disk_does_not_keep_a_hit_from_being_served(worker, monkeypatch):
     assert grains_found(worker, grains) == [16]
 
 
+def test_a_block_that_cannot_be_indexed_does_not_stay_on_disk(worker, directory, monkeypatch):
+    """SQLite finds the disk full after the rename: declined, and no file is left out of the books."""
+
+    def fail(*_arguments, **_named):
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockIndex, "insert", fail)
+        assert worker.store(chain("a", 16), 0) == Declined(call_id=2, reason="no_space")
+    assert block_paths(directory) == []
+    worker.check()
+    assert isinstance(worker.store(chain("a", 16), 0), Published)
+
+
 def test_blocks_and_books_are_there_after_a_restart(directory):
     """A restart loses nothing and sweeps what was being written."""
     worker = open_service(directory)
