@@ -6,6 +6,7 @@ a lock and every decision sees all that came before it.
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol, assert_never, cast
@@ -17,10 +18,8 @@ from msgspec import Struct
 from gateway.cachestore_child import CachestoreChild, CachestoreSettings, last_exit
 from gateway.fleet import Fleet, shutting_down
 from gateway.fleet_terms import (
-    Absent,
     AdmissionClosed,
     AnswerHello,
-    BackingOff,
     CrashRecorded,
     Draining,
     Effect,
@@ -29,14 +28,12 @@ from gateway.fleet_terms import (
     FleetEvent,
     FleetSettings,
     GaveUp,
-    GivenUp,
     ModelWanted,
     PingWorker,
     PongReceived,
     Ready,
     ReleaseWaiting,
     ShutdownAsked,
-    Starting,
     StartWorker,
     StopAsked,
     StopWorker,
@@ -48,13 +45,13 @@ from gateway.fleet_terms import (
     WorkerHello,
     WorkerLost,
     WorkerReady,
-    WorkerState,
     WorkerStuck,
 )
+from gateway.model_status import ModelFacts, model_status
 from gateway.open_requests import OpenRequest, OpenRequests
 from gateway.processes import ChildExit, ChildProcess, spawn
 from gateway.replies import Reply
-from gateway.status import LastExit, ModelState, ModelStatus, ServiceStatus
+from gateway.status import LastExit, ModelStatus, ServiceStatus
 from protocol import generation
 from protocol.addresses import gateway_socket
 from protocol.failures import Failure, FailureKind
@@ -187,7 +184,6 @@ class Dispatch:
         self._folders = folders
         self._clock = clock
         self._unix_clock = unix_clock
-        self._began = clock()
         self._fleet = Fleet(settings.fleet, settings.first_incarnation)
         self._open = OpenRequests()
         self._workers: dict[Incarnation, _Worker] = {}
@@ -464,7 +460,9 @@ class Dispatch:
         del self._workers[worker.incarnation]
         self._last_exits[worker.model] = last_exit(ended, at_unix=self._unix_clock())
         words = worker.last_words
-        _log.warning(
+        asked_to = isinstance(self._fleet.state(worker.model), Draining)
+        _log.log(
+            logging.INFO if asked_to else logging.WARNING,
             "worker_exited",
             model=worker.model,
             incarnation=worker.incarnation,
@@ -594,34 +592,22 @@ class Dispatch:
     # --- status ----------------------------------------------------------------------------------------------------
 
     def _model_status(self, model: ModelName, now: float) -> ModelStatus:
-        state = self._fleet.state(model)
         incarnation = self._fleet.incarnation(model)
         worker = self._workers.get(incarnation) if incarnation is not None else None
-        books = worker.books if worker else None
-        unix_now = self._unix_clock()
-        name, since = _state_name(state)
-        if since is None:
-            known = self._last_exits.get(model)
-            since_unix = known.at_unix if known else unix_now - (now - self._began)
-        else:
-            since_unix = unix_now - (now - since)
-        return ModelStatus(
+        facts = ModelFacts(
             name=model,
-            state=name,
-            since_unix=since_unix,
+            state=self._fleet.state(model),
+            incarnation=incarnation,
             pid=worker.child.pid if worker and worker.child else None,
-            incarnation=incarnation or Incarnation(0),
             restarts=self._fleet.restarts(model),
-            limits=state.limits if isinstance(state, Ready) else None,
             last_exit=self._last_exits.get(model),
             open_requests=len(self._open.sent_to(incarnation)) if incarnation is not None else 0,
             waiting_requests=len(self._open.waiting(model)),
-            steps=books.steps if books else 0,
-            seconds_since_pong=now - worker.pong_at if worker and worker.pong_at is not None else None,
-            retry_after_seconds=max(0.0, state.until - now) if isinstance(state, (BackingOff, GivenUp)) else None,
-            memory_bytes=books.active_bytes if books else None,
+            books=worker.books if worker else None,
+            pong_at=worker.pong_at if worker else None,
             stuck_reason=self._fleet.stuck_reason(model, now),
         )
+        return model_status(facts, now=now, unix_now=self._unix_clock())
 
 
 class _Hands:
@@ -660,24 +646,6 @@ def _signal(worker: _Worker, signal: Callable[[ChildProcess], None]) -> None:
 def _incarnation_of(peer: bytes) -> Incarnation:
     digits = peer[1:]
     return Incarnation(int(digits)) if peer[:1] == b"w" and digits.isdigit() and len(digits) < 20 else Incarnation(-1)
-
-
-def _state_name(state: WorkerState) -> tuple[ModelState, float | None]:
-    match state:
-        case Absent():
-            return "absent", None
-        case Starting(since=since):
-            return "starting", since
-        case Ready(since=since):
-            return "ready", since
-        case Draining(since=since):
-            return "draining", since
-        case BackingOff(since=since):
-            return "backing_off", since
-        case GivenUp(since=since):
-            return "given_up", since
-        case _:
-            assert_never(state)
 
 
 def _cannot_serve(model: ModelName, problem: str | None) -> Failure:
