@@ -13,7 +13,7 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3; do \
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-BENCHMARKS := $(or $(BENCH),$(sort $(wildcard tests/bench/bench_*.py)))
+BENCHMARKS := $(or $(BENCH),$(sort $(wildcard tests/bench/*_bench.py)))
 
 .PHONY: setup demo test lint bench lock
 .DELETE_ON_ERROR:
@@ -34,7 +34,7 @@ lint: setup
 	$(BIN)/codespell
 
 bench: setup
-	@test -n "$(BENCHMARKS)" || { echo "no tests/bench/bench_*.py here" >&2; exit 1; }
+	@test -n "$(BENCHMARKS)" || { echo "there is no tests/bench/*_bench.py" >&2; exit 1; }
 	@for benchmark in $(BENCHMARKS); do \
 		echo "== $$benchmark"; PYTHONPATH=. $(BIN)/python $$benchmark $(ARGS) || exit 1; done
 
