@@ -1,0 +1,215 @@
+"""One run of the service: what starts in which order, and how it stops.
+
+SIGTERM or Ctrl-C: new requests get 503, open ones have `drain_seconds` to end, the rest end with an error event,
+workers store their dirty blocks and go, then the cachestore, then this process, with exit code 0. A second signal
+does not wait: children are killed and the exit code is 130 (SIGINT) or 143 (SIGTERM).
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import time
+from collections.abc import Generator, Mapping
+from pathlib import Path
+
+import structlog
+import uvicorn
+
+from gateway.app import create_app
+from gateway.auth import check_bind
+from gateway.blas import worker_environment
+from gateway.cachestore_child import CachestoreSettings
+from gateway.catalog import Catalog
+from gateway.config import Settings, SettingsError, prepare_directories
+from gateway.control import (
+    ControlError,
+    ServiceAddress,
+    announce_service,
+    make_admin_token,
+    open_port,
+    withdraw_service,
+)
+from gateway.dispatch import Dispatch, DispatchSettings
+from gateway.fleet_terms import FleetSettings
+from gateway.gate import DrainFlag
+from gateway.keys import Keyring
+from gateway.logs import configure_logging
+from gateway.private_files import read_or_make_secret
+from protocol.ids import Incarnation
+from protocol.launch import CachestoreLaunch
+
+_CONNECTIONS_CLOSE_SECONDS = 5
+_QUIET_LIBRARIES = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""Nothing that mlxd runs asks a model hub for anything."""
+
+_log = structlog.get_logger()
+
+
+def run_service(settings: Settings) -> int:
+    """Serve until told to stop. Gives the exit code; raises SettingsError, KeysError or ControlError at the start."""
+    configure_logging(settings.log_level)
+    prepare_directories(settings)
+    keyring = Keyring(settings.keys_path)
+    if (refusal := check_bind(settings, keyring.records)) is not None:
+        raise SettingsError(refusal)
+    with _only_service_here(settings), open_port(settings.host, settings.port) as listener:
+        return asyncio.run(_serve(settings, keyring, listener))
+
+
+async def _serve(settings: Settings, keyring: Keyring, listener: socket.socket) -> int:
+    environment = worker_environment({**os.environ, **_QUIET_LIBRARIES}, Path(settings.home) / "blas")
+    _log.info("worker_blas", blas=environment.description)
+    catalog = Catalog([Path(directory) for directory in settings.models_directories])
+    drain_flag = DrainFlag()
+    dispatch = Dispatch(
+        dispatch_settings(settings, environment.environment),
+        catalog,
+        clock=time.monotonic,
+        unix_clock=time.time,
+    )
+    app = create_app(
+        settings=settings,
+        keyring=keyring,
+        catalog=catalog,
+        generator=dispatch,
+        status_source=dispatch,
+        admin_token=make_admin_token(settings.admin_token_path),
+        local_scope=read_or_make_secret(settings.local_salt_path),
+        drain=drain_flag,
+    )
+    server = _Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=_CONNECTIONS_CLOSE_SECONDS,
+        )
+    )
+    signals = _Signals()
+    signals.listen()
+    port = int(listener.getsockname()[1])
+    announce_service(settings, ServiceAddress(pid=os.getpid(), host=settings.host, port=port))
+    _log.info("serving", host=settings.host, port=port, models=len(catalog.entries()), keys=len(keyring.records))
+
+    dispatching = asyncio.create_task(dispatch.run())
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    asked_to_stop = asyncio.create_task(signals.first.wait())
+    try:
+        await asyncio.wait({dispatching, serving, asked_to_stop}, return_when=asyncio.FIRST_COMPLETED)
+        if not asked_to_stop.done():
+            _log.error("service_broke", dispatch_ended=dispatching.done(), server_ended=serving.done())
+            return 1
+        drain_flag.start()
+        _log.info("stopping", drain_seconds=settings.drain_seconds)
+        draining = asyncio.create_task(_drain(dispatch, settings, server, serving))
+        hurry = asyncio.create_task(signals.second.wait())
+        await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        if not draining.done():
+            _log.warning("stopping_at_once")
+            draining.cancel()
+            return 128 + signals.last
+        hurry.cancel()
+        await draining
+        _log.info("stopped")
+        return 0
+    finally:
+        server.should_exit = server.force_exit = True
+        for task in (dispatching, serving, asked_to_stop):
+            task.cancel()
+        for ended in await asyncio.gather(dispatching, serving, asked_to_stop, return_exceptions=True):
+            if isinstance(ended, Exception):
+                _log.error("task_failed", exc_info=ended)
+        withdraw_service(settings, pid=os.getpid())
+
+
+async def _drain(dispatch: Dispatch, settings: Settings, server: "_Server", serving: "asyncio.Task[None]") -> None:
+    await dispatch.drain(settings.drain_seconds)
+    server.should_exit = True
+    await serving
+
+
+def dispatch_settings(settings: Settings, environment: Mapping[str, str]) -> DispatchSettings:
+    """The part of the settings that supervision needs."""
+    return DispatchSettings(
+        runtime_directory=settings.runtime_directory,
+        worker_command=settings.worker_command,
+        worker_environment=environment,
+        cachestore=CachestoreSettings(
+            command=settings.cachestore_command,
+            environment=dict(os.environ),
+            launch=CachestoreLaunch(
+                directory=settings.cache.directory,
+                runtime_directory=settings.runtime_directory,
+                incarnation=Incarnation(0),
+                quota_bytes=settings.cache.quota_bytes,
+                free_floor_bytes=settings.cache.free_floor_bytes,
+                log_level=settings.log_level,
+            ),
+        ),
+        fleet=FleetSettings(drain_seconds=settings.drain_seconds),
+        max_waiting_per_model=settings.limits.max_queued_requests,
+        max_rows=settings.worker.max_rows,
+        context_tokens=settings.worker.context_tokens,
+        hot_cache_bytes=settings.worker.hot_cache_bytes,
+        persist=settings.cache.persist,
+        prefill_slice_seconds=settings.worker.prefill_slice_seconds,
+        log_level=settings.log_level,
+        first_incarnation=int(time.time()),
+    )
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to this module: uvicorn would close its connections before the requests have drained."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+class _Signals:
+    """Remembers the first and the second SIGTERM or SIGINT."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+        self.last = 0
+
+    def listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._received, number)
+
+    def _received(self, number: int) -> None:
+        self.last = number
+        (self.second if self.first.is_set() else self.first).set()
+
+
+@contextlib.contextmanager
+def _only_service_here(settings: Settings) -> Generator[None, None, None]:
+    """Hold the runtime directory. The kernel gives the lock back when its holder dies, however it dies."""
+    path = Path(settings.runtime_directory) / "gateway.lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 20).decode(errors="replace").strip() or "another process"
+            raise ControlError(
+                f"mlxd already runs in {settings.runtime_directory} (process {holder}): stop it first, "
+                "or set MLXD_HOME for a second service"
+            ) from None
+        os.truncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
