@@ -174,6 +174,9 @@ def _print_status(answer: AdminStatus) -> None:
     for model in answer.models:
         table.add_row(*_model_row(model))
     console.print(table)
+    for model in answer.models:
+        for line in _last_lines(model):
+            console.print(Text(f"  {model.name}: {line}"))
     store = answer.cachestore
     if store is None:
         console.print("cache on disk: off")
@@ -192,7 +195,12 @@ def _model_row(model: AdminModel) -> tuple[Text | str, ...]:
     process = model.process
     if process is None:
         return (Text(model.name), "absent", "-", "0", "0", "0", "0", "-", Text(model.problem or "-"))
-    remark = model.problem or process.stuck_reason or _last_exit(process.last_exit).removeprefix(", ") or "-"
+    if process.loading is not None:
+        done = 100 * process.loading.done_bytes // max(1, process.loading.total_bytes)
+        loading = f"{done} % of {_size(process.loading.total_bytes)} loaded"
+    else:
+        loading = ""
+    remark = model.problem or loading or process.stuck_reason or _last_exit(process.last_exit).removeprefix(", ") or "-"
     return (
         Text(model.name),
         process.state,
@@ -204,6 +212,12 @@ def _model_row(model: AdminModel) -> tuple[Text | str, ...]:
         "-" if process.memory_bytes is None else _size(process.memory_bytes),
         Text(remark),
     )
+
+
+def _last_lines(model: AdminModel) -> tuple[str, ...]:
+    """What a process that ended badly wrote last."""
+    last = model.process.last_exit if model.process else None
+    return last.stderr_tail[-5:] if last is not None and last.exit_code != 0 else ()
 
 
 def _last_exit(last: LastExit | None) -> str:

@@ -39,7 +39,7 @@ def announce_service(settings: Settings, address: ServiceAddress) -> None:
 def withdraw_service(settings: Settings, *, pid: int) -> None:
     """Called by the service when it ends. Leaves the announcement of another one alone."""
     try:
-        address = _announced(settings)
+        address = announced_service(settings)
     except ControlError:
         return
     if address.pid == pid:
@@ -56,7 +56,7 @@ def make_admin_token(path: Path) -> str:
 
 def fetch_status(settings: Settings) -> AdminStatus:
     """Ask the running service. Raises ControlError."""
-    address = _announced(settings)
+    address = announced_service(settings)
     try:
         token = read_private(settings.admin_token_path).decode("ascii").strip()
     except (OSError, UnicodeDecodeError, FileNotPrivate) as why:
@@ -130,7 +130,8 @@ def _holder_of(port: int) -> str:
     return "another process"
 
 
-def _announced(settings: Settings) -> ServiceAddress:
+def announced_service(settings: Settings) -> ServiceAddress:
+    """Where the running service listens. Raises ControlError when there is none."""
     path = settings.service_path
     try:
         address = msgspec.json.decode(read_private(path), type=ServiceAddress)

@@ -164,6 +164,7 @@ class _Worker(Struct, kw_only=True):
     child: ChildProcess | None = None
     stop_at_birth: Callable[[ChildProcess], None] | None = None
     last_words: Failure | None = None
+    loading: Loading | None = None
     books: Pong | None = None
     pong_at: float | None = None
     faults: int = 0
@@ -416,9 +417,7 @@ class Dispatch:
             case generation.Ready():
                 await self._tell_fleet(WorkerReady(model=model, incarnation=incarnation, limits=message), hands)
             case Loading():
-                _log.debug(
-                    "worker_loading", model=model, done_bytes=message.done_bytes, total_bytes=message.total_bytes
-                )
+                worker.loading = message
             case Queued() | Prefilling() | Delta() | Finished() | Failed():
                 await self._request_event(worker, message, hands)
             case Pong():
@@ -603,6 +602,7 @@ class Dispatch:
             last_exit=self._last_exits.get(model),
             open_requests=len(self._open.sent_to(incarnation)) if incarnation is not None else 0,
             waiting_requests=len(self._open.waiting(model)),
+            loading=worker.loading if worker else None,
             books=worker.books if worker else None,
             pong_at=worker.pong_at if worker else None,
             stuck_reason=self._fleet.stuck_reason(model, now),

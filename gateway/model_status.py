@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from gateway.fleet_terms import Absent, BackingOff, Draining, GivenUp, Ready, Starting, WorkerState
 from gateway.status import LastExit, ModelState, ModelStatus
-from protocol.generation import Pong
+from protocol.generation import Loading, Pong
 from protocol.ids import Incarnation, ModelName
 
 
@@ -21,6 +21,7 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     last_exit: LastExit | None
     open_requests: int
     waiting_requests: int
+    loading: Loading | None
     books: Pong | None
     pong_at: float | None
     stuck_reason: str | None
@@ -42,6 +43,7 @@ def model_status(facts: ModelFacts, *, now: float, unix_now: float) -> ModelStat
         incarnation=facts.incarnation or Incarnation(0),
         restarts=facts.restarts,
         limits=state.limits if isinstance(state, Ready) else None,
+        loading=facts.loading if isinstance(state, Starting) else None,
         last_exit=facts.last_exit,
         open_requests=facts.open_requests,
         waiting_requests=facts.waiting_requests,

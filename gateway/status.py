@@ -5,7 +5,7 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 from protocol.blocks import Described
-from protocol.generation import Ready
+from protocol.generation import Loading, Ready
 from protocol.ids import Incarnation, ModelName
 
 ModelState = Literal["absent", "starting", "ready", "draining", "backing_off", "given_up"]
@@ -28,8 +28,8 @@ class LastExit(Struct, frozen=True, kw_only=True):
 class ModelStatus(Struct, frozen=True, kw_only=True):
     """One model that dispatch knows of. A model of the catalog without an entry is `absent`.
 
-    `stuck_reason` is set while the model has work and its step loop made no step within its limit; it says so in
-    words that an operator can act on.
+    `loading` is there while weights are read. `stuck_reason` is set while the model has work and its step loop made
+    no step within its limit; it says so in words that an operator can act on.
     """
 
     name: ModelName
@@ -39,6 +39,7 @@ class ModelStatus(Struct, frozen=True, kw_only=True):
     incarnation: Incarnation = Incarnation(0)
     restarts: int = 0
     limits: Ready | None = None
+    loading: Loading | None = None
     last_exit: LastExit | None = None
     open_requests: int = 0
     waiting_requests: int = 0
