@@ -72,17 +72,24 @@ class PrefixCache(Generic[Payload]):
         self.misses[reason] += 1
 
     def use(self, prepared: Prepared) -> Match[Payload]:
-        """The hot prefix of this prompt, at most all but its last token; counted as a touch."""
+        """The hot prefix of this prompt, at most all but its last token; counted as a touch. See `used`."""
         if not self._is_on:
             return Match(())
         match = self._match(prepared)
         self._index.touch(match)
-        if self._policy == "second-touch":
-            for use in match.uses:
-                # A tail of which only the first words were shared was not really used again.
-                if use.tokens * 2 >= len(use.block.token_ids):
-                    self._store(use.block)
         return match
+
+    def used(self, match: Match[Payload]) -> None:
+        """The request that used these blocks is over: what has been touched twice goes to disk.
+
+        Not earlier, since writing beside somebody's first token would delay it.
+        """
+        if self._policy != "second-touch":
+            return
+        for use in match.uses:
+            # A tail of which only the first words were shared was not really used again.
+            if use.tokens * 2 >= len(use.block.token_ids) and use.block.key in self._index:
+                self._store(use.block)
 
     def keep(
         self,
@@ -146,7 +153,7 @@ class PrefixCache(Generic[Payload]):
     ) -> BlockKey | None:
         chain = grains(prepared.root.secret, parent, token_ids)
         key = block_key(prepared.root.secret, parent, chain, token_ids)
-        if key in self._index:
+        if self._index.holds(parent, token_ids):
             return key
         payload, size_bytes = cut(start, start + len(token_ids))
         block = Block(

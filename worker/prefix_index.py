@@ -22,7 +22,7 @@ class Block(Generic[Payload]):
 
     `start` is the position of its first token; a block at 0 has a root as its parent.
     `grains` are the digests of its complete runs of GRAIN_TOKENS tokens. `is_durable`: the same tokens are on disk.
-    `supersedes` names a durable shorter tail that this block contains.
+    `supersedes` names a durable shorter tail that this block contains, by its key on disk: its last grain.
     """
 
     key: BlockKey
@@ -119,25 +119,27 @@ class PrefixIndex(Generic[Payload]):
         """Add a block below its parent, which must be a root or hot. Returns the blocks evicted to make room.
 
         A tail that this block continues is dropped (its touches are inherited), so a growing turn keeps one tail.
-        A known key, a missing parent and a block larger than the whole budget change nothing.
+        A block that a hot one contains, a missing parent and a block larger than the whole budget change nothing.
         """
-        if block.key in self._blocks or block.size_bytes > self._budget_bytes:
-            return []
         siblings = self._siblings(block.parent)
-        if siblings is None:
+        if siblings is None or block.size_bytes > self._budget_bytes or self.holds(block.parent, block.token_ids):
             return []
         for key in list(siblings):
             sibling = self._blocks[key]
             shorter = len(sibling.token_ids)
             if shorter < len(block.token_ids) and sibling.token_ids == block.token_ids[:shorter]:
-                block.touches = max(block.touches, sibling.touches)
-                block.supersedes = sibling.key if sibling.is_durable else sibling.supersedes
+                _inherit(block, sibling)
                 self._remove(sibling)
         self._blocks[block.key] = block
         siblings.add(block.key)
         self._size_bytes += block.size_bytes
         self._refresh_ancestors(block)
         return self.shrink()
+
+    def holds(self, parent: BlockKey, token_ids: tuple[int, ...]) -> bool:
+        """Whether a block below `parent` begins with these tokens."""
+        siblings = self._siblings(parent) or ()
+        return any(self._blocks[key].token_ids[: len(token_ids)] == token_ids for key in siblings)
 
     def open_root(self, root: BlockKey) -> None:
         """Make a root known. Idempotent."""
@@ -208,6 +210,16 @@ class PrefixIndex(Generic[Payload]):
         siblings = self._siblings(block.parent)
         if siblings is not None:
             siblings.discard(block.key)
+
+
+def _inherit(block: Block[Payload], tail: Block[Payload]) -> None:
+    """`block` takes the place of `tail`, which it contains. On disk a tail is known by its last grain."""
+    block.touches = max(block.touches, tail.touches)
+    on_disk = BlockKey(tail.grains[-1]) if tail.is_durable and tail.grains else tail.supersedes
+    if on_disk is not None and block.grains and on_disk == block.grains[-1]:
+        block.is_durable = True
+    else:
+        block.supersedes = on_disk
 
 
 def _common_tokens(block_ids: tuple[int, ...], token_ids: Sequence[int], start: int, limit: int) -> int:
