@@ -67,9 +67,9 @@ def worker_environment(base: Mapping[str, str], cache_directory: Path) -> Worker
         except BlasUnavailable as why:
             reasons.append(str(why))
             continue
-        environment = preloading(base, library, _physical_cores())
+        environment = preloading(base, library, _thread_count())
         threads = environment["OPENBLAS_NUM_THREADS"]
-        return WorkerEnvironment(environment=environment, description=f"{name}, {threads} threads")
+        return WorkerEnvironment(environment=environment, description=f"{name}, threads: {threads}")
     return WorkerEnvironment(
         environment=dict(base),
         description=f"MLX's bundled reference BLAS, which is slow ({'; '.join(reasons)}): "
@@ -83,10 +83,10 @@ def is_cpu_build(distribution_names: Iterable[str]) -> bool:
     return "mlx-cpu" in names and not any(name.startswith("mlx-cuda") for name in names)
 
 
-def preloading(base: Mapping[str, str], library: str, cores: int) -> dict[str, str]:
-    """`base` with `library` before anything it preloads already, and a thread a core unless it says otherwise."""
+def preloading(base: Mapping[str, str], library: str, threads: int) -> dict[str, str]:
+    """`base` with `library` before anything it preloads already, and `threads` threads unless it says otherwise."""
     preloaded = [library, *(word for word in (base.get("LD_PRELOAD", ""),) if word)]
-    return {"OPENBLAS_NUM_THREADS": str(cores), **base, "LD_PRELOAD": ":".join(preloaded)}
+    return {"OPENBLAS_NUM_THREADS": str(threads), **base, "LD_PRELOAD": ":".join(preloaded)}
 
 
 # --- where one is --------------------------------------------------------------------------------------------------
@@ -96,9 +96,10 @@ def _installed_names() -> list[str]:
     return [distribution.name for distribution in importlib.metadata.distributions()]
 
 
-def _physical_cores() -> int:
+def _thread_count() -> int:
+    """Half the cores: threads of OpenBLAS spin while they wait, and two workers that take all of them starve both."""
     allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
+    return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed) // 2)
 
 
 def _system_library(_cache_directory: Path) -> tuple[str, str]:

@@ -210,17 +210,13 @@ def _act_two(service: DemoService, client: "OpenAI") -> None:
     prefix = _long_prefix()
     asked = [("cold", _ask(client, MODEL, f"{prefix}\n\n{_QUESTIONS[0]}", max_tokens=16))]
     prefix_tokens = asked[0][1].prompt_tokens - 16  # the question and the template's end, roughly
-    asked.append(
-        ("again, another question: from RAM", _ask(client, MODEL, f"{prefix}\n\n{_QUESTIONS[1]}", max_tokens=16))
-    )
+    asked.append(("other question, from RAM", _ask(client, MODEL, f"{prefix}\n\n{_QUESTIONS[1]}", max_tokens=16)))
     with console.status("   restarting the whole service"):
         service.stop()
         service.start()
         # The model is loaded by a short question, so that the time below is the cache's and not the loader's.
         _expect(_ask(client, MODEL, "hi", max_tokens=1).error is None, "the restarted service did not answer")
-    asked.append(
-        ("after a restart of everything: from disk", _ask(client, MODEL, f"{prefix}\n\n{_QUESTIONS[2]}", max_tokens=16))
-    )
+    asked.append(("service restarted, from disk", _ask(client, MODEL, f"{prefix}\n\n{_QUESTIONS[2]}", max_tokens=16)))
 
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     table.add_column("")
@@ -264,10 +260,10 @@ def _act_three(service: DemoService, client: "OpenAI") -> None:
     psutil.Process(pid).kill()
     killed_at = time.monotonic()
     with console.status(f"   kill -9 {pid}"):
-        for thread in threads:
-            thread.join()
+        threads[1].join()  # the victim's client has its error
         back = _ask(client, TWIN, "What is the capital of France?", max_tokens=8)
         back_seconds = time.monotonic() - killed_at
+        threads[0].join()
     after = service.model(TWIN)
     restarts = after.restarts if after else 0
 
@@ -298,7 +294,10 @@ def _farewell(service: DemoService, mode: Mode) -> None:
             f"It goes on at [bold]{url}[/] (process {service.address.pid}, log {service.log_path}); stop it with kill."
         )
     else:
-        console.print("To go on:  mlxd demo --keep   (or put model folders into ~/.mlxd/models and run  mlxd serve)")
+        console.print(
+            "To go on:  mlxd demo --keep   (or put model folders into ~/.mlxd/models and run  mlxd serve)",
+            soft_wrap=True,
+        )
     console.print(
         f"""
   curl {url}/chat/completions -H 'Content-Type: application/json' \\
@@ -309,6 +308,7 @@ def _farewell(service: DemoService, mode: Mode) -> None:
   print(client.chat.completions.create(model="{MODEL}", messages=[{{"role": "user", "content": "Hello!"}}]))
 """,
         markup=False,
+        soft_wrap=True,
     )
 
 
@@ -365,7 +365,7 @@ def _long_prefix() -> str:
     places = ("the stairs", "the north window", "the well", "the boathouse", "the long pier", "the chapel")
     lines = [
         f"Lamp {n} is {colours[n * 5 % 7]}; it hangs over {places[n * 7 % 6]} and burns {n * 13 % 59} hours."
-        for n in range(1, 75)
+        for n in range(1, 93)
     ]
     return "The keeper's book of lamps.\n" + "\n".join(lines) + "\nAt dawn the keeper puts out every lamp in turn."
 

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 SOCKET_PATH_MAX_BYTES = 103
-"""macOS: `sockaddr_un.sun_path` holds 104 bytes with its final NUL. Linux allows 107; the smaller limit holds everywhere."""
+"""macOS: `sockaddr_un.sun_path` holds 104 bytes with its final NUL. Linux allows 107; the smaller one holds."""
 
 
 class SocketPathTooLong(Exception):

@@ -9,6 +9,7 @@ A peer names itself; the listener sees that name with every message. Bytes that 
 MalformedMessage value, so that one bad peer cannot end anybody's loop. Sends to a peer that is gone raise PeerGone.
 """
 
+import contextlib
 import os
 from pathlib import Path
 from types import TracebackType
@@ -161,10 +162,8 @@ class Peer(Generic[Incoming, Outgoing]):
 
     def wake(self) -> None:
         """End the current or the next `receive` early. Safe from any thread."""
-        try:
+        with contextlib.suppress(BlockingIOError):  # a full pipe wakes as well
             os.write(self._wake_write, b"w")
-        except BlockingIOError:
-            pass  # a full pipe wakes as well
 
     def close(self) -> None:
         self._socket.close(_LINGER_MILLISECONDS)

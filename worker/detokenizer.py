@@ -1,7 +1,8 @@
 """Token ids → text, one token at a time, never half a character.
 
-`tokenizers.DecodeStream` does the work for every fast tokenizer; it holds bytes back until they are a whole
-character. mlx-lm's own detokenizers strip a leading space of the answer, which a completion needs.
+Bytes are held back until they are a whole character. `tokenizers.DecodeStream` does the same but raises on some
+sequences of byte tokens, which would end the worker; mlx-lm's own detokenizers strip a leading space of the answer,
+which a completion needs.
 """
 
 import re
@@ -9,7 +10,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
+
+_LONGEST_WAIT_TOKENS = 64
+"""Tokens that spell no character for so long never will; to wait on would decode an ever longer window."""
 
 
 class Detokenizer(Protocol):
@@ -24,29 +27,6 @@ class Detokenizer(Protocol):
         ...
 
 
-class StreamDetokenizer:
-    """For fast tokenizers."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=False)
-        self._pending: list[int] = []
-
-    def push(self, token_id: int) -> str:
-        self._pending.append(token_id)
-        text = self._stream.step(self._tokenizer, token_id)
-        if text is None:
-            return ""
-        self._pending.clear()
-        return text
-
-    def flush(self) -> str:
-        # Bytes of a cut character decode to U+FFFD; a token that stands for no text at all decodes to nothing.
-        text = self._tokenizer.decode(self._pending, skip_special_tokens=False) if self._pending else ""
-        self._pending.clear()
-        return text
-
-
 class SlowTokenizer(Protocol):
     """What a tokenizer without a Rust half offers."""
 
@@ -54,18 +34,19 @@ class SlowTokenizer(Protocol):
 
 
 class WindowDetokenizer:
-    """For slow tokenizers: decodes a short window twice, with and without the new token, and takes the difference."""
+    """Decodes a short window twice, with and without the new token, and takes the difference."""
 
-    def __init__(self, tokenizer: SlowTokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
         self._window: list[int] = []
         self._emitted = 0
 
     def push(self, token_id: int) -> str:
-        before = self._tokenizer.decode(self._window[: self._emitted])
+        before = self._decode(self._window[: self._emitted])
         self._window.append(token_id)
-        after = self._tokenizer.decode(self._window)
-        if after.endswith("�") or len(after) <= len(before):
+        after = self._decode(self._window)
+        is_unfinished = after.endswith("\ufffd") or len(after) <= len(before)
+        if is_unfinished and len(self._window) - self._emitted < _LONGEST_WAIT_TOKENS:
             return ""
         # Keep what was just emitted as the context of the next token: word-start marks depend on their neighbour.
         self._window = self._window[self._emitted :]
@@ -73,18 +54,19 @@ class WindowDetokenizer:
         return after[len(before) :]
 
     def flush(self) -> str:
-        before = self._tokenizer.decode(self._window[: self._emitted])
-        after = self._tokenizer.decode(self._window)
+        before = self._decode(self._window[: self._emitted])
+        after = self._decode(self._window)
         self._window, self._emitted = [], 0
         return after[len(before) :]
 
 
 def detokenizer_maker(tokenizer: Any) -> Callable[[], Detokenizer]:
-    """The right kind for a Hugging Face tokenizer."""
+    """For a Hugging Face tokenizer. Its Rust half, where there is one, decodes a window in about a microsecond."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if isinstance(backend, Tokenizer):
-        return lambda: StreamDetokenizer(backend)
-    return lambda: WindowDetokenizer(tokenizer)
+        return lambda: WindowDetokenizer(lambda token_ids: backend.decode(token_ids, skip_special_tokens=False))
+    slow: SlowTokenizer = tokenizer
+    return lambda: WindowDetokenizer(slow.decode)
 
 
 def token_bytes(tokenizer: Any, token_id: int) -> bytes:

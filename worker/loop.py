@@ -28,7 +28,7 @@ from protocol.generation import (
     Usage,
     WorkerEvent,
 )
-from protocol.ids import BLOCK_TOKENS, RequestId
+from protocol.ids import BLOCK_TOKENS, BlockKey, RequestId
 from worker.detokenizer import Detokenizer
 from worker.engine import Drawn, Engine
 from worker.messages import BlockDurable, BlocksFetched, InboxMessage
@@ -54,6 +54,7 @@ class _Row:
     prepared: Prepared
     detokenizer: Detokenizer
     stops: StopStrings
+    touched: tuple[BlockKey, ...] = ()
     kept_until: int = 0
     drawn: int = 0
     unsent_tokens: int = 0
@@ -215,6 +216,7 @@ class StepLoop(Generic[Payload]):
         row = self._rows[request_id]
         match = self._cache.use(row.prepared)
         self._engine.open(row.prepared, match.uses)
+        row.touched = match.touched
         row.kept_until = match.whole_blocks * BLOCK_TOKENS
         self._scheduler.opened(request_id, match.tokens, self._clock())
         self._report_prefill(request_id)
@@ -326,6 +328,6 @@ class StepLoop(Generic[Payload]):
         if not request_ids:
             return
         for request_id in request_ids:
-            del self._rows[request_id]
+            self._cache.used(self._rows.pop(request_id).touched)
             self._scheduler.remove(request_id)
         self._engine.drop(request_ids)

@@ -79,17 +79,16 @@ class PrefixCache(Generic[Payload]):
         self._index.touch(match)
         return match
 
-    def used(self, match: Match[Payload]) -> None:
-        """The request that used these blocks is over: what has been touched twice goes to disk.
+    def used(self, touched: Sequence[BlockKey]) -> None:
+        """The request that touched these blocks is over: they have been used twice now, and go to disk.
 
         Not earlier, since writing beside somebody's first token would delay it.
         """
         if self._policy != "second-touch":
             return
-        for use in match.uses:
-            # A tail of which only the first words were shared was not really used again.
-            if use.tokens * 2 >= len(use.block.token_ids) and use.block.key in self._index:
-                self._store(use.block)
+        for key in touched:
+            if block := self._index.get(key):
+                self._store(block)
 
     def keep(
         self,

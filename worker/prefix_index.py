@@ -59,6 +59,11 @@ class Match(NamedTuple, Generic[Payload]):
         return sum(use.tokens for use in self.uses)
 
     @property
+    def touched(self) -> tuple[BlockKey, ...]:
+        """The blocks that were really used again: not a tail of which only the first words are shared."""
+        return tuple(use.block.key for use in self.uses if use.tokens * 2 >= len(use.block.token_ids))
+
+    @property
     def whole_blocks(self) -> int:
         return sum(use.tokens == BLOCK_TOKENS for use in self.uses)
 
