@@ -83,7 +83,7 @@ def main(mode: Mode) -> int:
         try:
             service.start()
             client = OpenAI(base_url=service.base_url, api_key="none-needed-on-loopback", max_retries=0, timeout=600)
-            _load(service, MODEL)
+            _load(service, client, MODEL)
             _act_one(client)
             _act_two(service, client)
             _act_three(service, client)
@@ -166,16 +166,13 @@ def _advance(bars: Progress, tasks: dict[str, Any], name: str, done: int, total:
     bars.update(tasks[name], completed=done)
 
 
-def _load(service: DemoService, name: str) -> None:
+def _load(service: DemoService, client: "OpenAI", name: str) -> None:
     """Wake the model with a one-token request, and show how far its weights are."""
     bars = Progress(TextColumn("{task.description:<28}"), BarColumn(), DownloadColumn())
-    import httpx
-
-    body = {"model": name, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
-    answer: dict[str, int] = {}
+    answer = Stream()
 
     def ask() -> None:
-        answer["status"] = httpx.post(f"{service.base_url}/chat/completions", json=body, timeout=600).status_code
+        _ask_into(answer, client, name, "hi", max_tokens=1)
 
     asking = threading.Thread(target=ask, daemon=True)
     with bars:
@@ -189,8 +186,8 @@ def _load(service: DemoService, name: str) -> None:
         process = service.model(name)
         if process is not None and process.limits is not None:
             bars.update(task, completed=process.limits.weight_bytes, total=process.limits.weight_bytes)
-    if answer.get("status") != 200:
-        raise DemoFailed(f"the first request to {name} was answered {answer.get('status')}:\n{service.last_lines()}")
+    if answer.error is not None:
+        raise DemoFailed(f"the first request to {name} failed: {answer.error}\n{service.last_lines()}")
 
 
 # --- the acts ------------------------------------------------------------------------------------------------------
@@ -239,7 +236,7 @@ def _act_two(service: DemoService, client: "OpenAI") -> None:
 def _act_three(service: DemoService, client: "OpenAI") -> None:
     console.print("\n[bold]3. Two models stream, and the process of one is killed[/]")
     question = "Tell me a story about a fox."
-    _load(service, TWIN)
+    _load(service, client, TWIN)
     undisturbed = _ask(client, MODEL, question, max_tokens=_STREAM_TOKENS)
     victim_process = service.model(TWIN)
     _expect(victim_process is not None and victim_process.pid is not None, f"{TWIN} has no process")
