@@ -50,7 +50,10 @@ def main() -> int:
     try:
         service.open(time.monotonic())
         with Listener[BlockRequest, BlockReply](socket_path, BlockRequest) as listener:  # pyright: ignore[reportArgumentType]
-            run(listener, service, time.monotonic, stop.is_set)
+            try:
+                run(listener, service, time.monotonic, stop.is_set)
+            finally:
+                socket_path.unlink(missing_ok=True)  # ZeroMQ leaves it behind when peers were connected
     except DirectoryTaken as why:
         sys.stderr.write(f"cachestore: {why}\n")
         return DIRECTORY_TAKEN_STATUS
