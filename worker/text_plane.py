@@ -2,7 +2,9 @@
 
 import queue
 import threading
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import structlog
 
@@ -53,8 +55,10 @@ class TextPlane:
                 prepared = self.prepare(request, arrived)
             except PromptRefused as refused:
                 self._send(Failed(request_id=request.request_id, failure=refused.failure))
-            except Exception as why:
-                log.exception("prompt_failed", request_id=request.request_id)
+            except Exception as why:  # noqa: BLE001 - answered and logged, but without its message: that may quote the prompt
+                where = traceback.extract_tb(why.__traceback__)[-1]
+                raised_at = f"{Path(where.filename).name}:{where.lineno}"
+                log.error("prompt_failed", request_id=request.request_id, error=type(why).__name__, raised_at=raised_at)
                 failure = Failure(
                     kind=FailureKind.INTERNAL, message=f"preparing the prompt raised {type(why).__name__}"
                 )

@@ -1,0 +1,346 @@
+"""Messages → tokens: nothing lost, nothing twice, and refusals that say what to change."""
+
+import queue
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from structlog.testing import capture_logs
+
+from protocol.failures import FailureKind
+from protocol.generation import ChatMessage, ChatPrompt, Generate, TextPrompt, TokenPrompt, ToolCall
+from protocol.ids import RequestId
+from protocol.sampling import Sampling
+from worker.prompts import (
+    RESERVED_TEMPLATE_ARGUMENTS,
+    PromptRefused,
+    fold_system_messages,
+    prompt_token_ids,
+    render_chat,
+    resolve_max_tokens,
+)
+from worker.text_plane import TextPlane
+
+
+def says(role: Any, content: str, **more: Any) -> ChatMessage:
+    return ChatMessage(role=role, content=content, **more)
+
+
+def chat(*messages: ChatMessage, **arguments: Any) -> ChatPrompt:
+    return ChatPrompt(messages=messages, template_arguments=arguments)
+
+
+class TemplateOnly:
+    """A tokenizer whose chat template is a Python function of the messages."""
+
+    has_chat_template = True
+
+    def __init__(self, template: Callable[[list[dict[str, Any]]], str], source: str = "") -> None:
+        self._template = template
+        self.chat_template = source
+
+    def apply_chat_template(self, conversation: list[dict[str, Any]], **kwargs: Any) -> str:
+        return self._template(conversation)
+
+    def encode(self, text: str, **kwargs: Any) -> list[int]:
+        return list(text.encode())
+
+
+def lines(conversation: list[dict[str, Any]]) -> str:
+    return "".join(f"[{message['role']}]{message['content']}\n" for message in conversation)
+
+
+def without_system(conversation: list[dict[str, Any]]) -> str:
+    """Drops system messages after the first, as some templates do."""
+    return lines([m for i, m in enumerate(conversation) if i == 0 or m["role"] != "system"])
+
+
+@pytest.fixture(scope="module")
+def script(script_model: Path) -> Any:
+    from worker.mlx_model import load_tokenizer
+
+    return load_tokenizer(script_model)
+
+
+def refusal(act: Callable[[], object]) -> PromptRefused:
+    with pytest.raises(PromptRefused) as caught:
+        act()
+    return caught.value
+
+
+# --- system messages ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [says("user", "one"), says("assistant", "two"), says("system", "NOTE"), says("user", "three")],
+        [says("system", "first"), says("system", "NOTE"), says("user", "three")],
+        [says("user", "one"), says("assistant", "two"), says("user", "three"), says("system", "NOTE")],
+        [says("user", "three"), says("developer", "NOTE")],
+        [says("system", "first"), says("user", "three"), says("system", "NOTE"), says("assistant", "a")],
+    ],
+)
+@pytest.mark.parametrize("tokenizer", ["raises", "drops"])
+def test_a_system_message_anywhere(script: Any, tokenizer: str, messages: list[ChatMessage]) -> None:
+    """C04: whether the template raises on it or drops it, the instruction is in the prompt exactly once."""
+    text = render_chat(script if tokenizer == "raises" else TemplateOnly(without_system), chat(*messages))
+
+    assert text.count("NOTE") == 1
+    for message in messages:
+        assert text.count(message.content) >= 1
+
+
+def test_folding_leaves_earlier_turns_as_they_were(script: Any) -> None:
+    """K08: a note in a later turn must not change the prefix that is cached already."""
+    history = [says("system", "be brief"), says("user", "one"), says("assistant", "two")]
+    before = render_chat(script, chat(*history, says("user", "x")))
+    after = render_chat(script, chat(*history, says("system", "NOTE"), says("user", "three")))
+
+    shared = before[: before.index("x<|im_end|>")]
+    assert after.startswith(shared)
+
+
+def test_a_template_that_takes_them_gets_them_as_they_are() -> None:
+    """Folding is a way out, not the rule."""
+    messages = [says("user", "one"), says("system", "NOTE"), says("user", "two")]
+
+    assert render_chat(TemplateOnly(lines), chat(*messages)) == "[user]one\n[system]NOTE\n[user]two\n"
+
+
+def test_a_template_that_takes_no_system_at_all_is_an_answer_not_a_loss() -> None:
+    """A dropped instruction is refused, with the message's place."""
+
+    def no_system(conversation: list[dict[str, Any]]) -> str:
+        return lines([m for m in conversation if m["role"] != "system"])
+
+    why = refusal(lambda: render_chat(TemplateOnly(no_system), chat(says("system", "NOTE"), says("user", "x"))))
+
+    assert why.failure.kind is FailureKind.INVALID_REQUEST
+    assert "messages[0]" in why.failure.message
+    assert "NOTE" not in why.failure.message
+
+
+ROLES = st.sampled_from(["system", "developer", "user", "assistant"])
+
+
+@given(st.lists(ROLES, min_size=1, max_size=8))
+def test_folding_loses_nothing(roles: list[Any]) -> None:
+    """Every text once, in order; afterwards only the first message is a system message."""
+    messages = [says(role, f"<{i}>") for i, role in enumerate(roles)]
+
+    folded = fold_system_messages(messages)
+
+    everything = "".join(message.content for message in folded)
+    assert all(everything.count(message.content) == 1 for message in messages)
+    assert not any(message.role in ("system", "developer") for message in folded[1:])
+    turns = [message.content for message in messages if message.role in ("user", "assistant")]
+    assert [everything.index(turn) for turn in turns] == sorted(everything.index(turn) for turn in turns)
+
+
+# --- roles, contents, tool calls ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("source", "role"), [("... 'developer' ...", "developer"), ("...", "system")])
+def test_developer_is_system_unless_the_template_knows_it(source: str, role: str) -> None:
+    """C05."""
+    text = render_chat(TemplateOnly(lines, source), chat(says("developer", "be brief"), says("user", "x")))
+
+    assert text.startswith(f"[{role}]be brief")
+
+
+def test_a_call_without_text_renders_as_empty_text(script: Any) -> None:
+    """C07, A08: never the word None; arguments reach the template as a mapping."""
+    call = ToolCall(id="c1", name="get_weather", arguments={"city": "Oslo"})
+    text = render_chat(
+        script,
+        chat(
+            says("user", "weather?"),
+            says("assistant", "", tool_calls=(call,)),
+            says("tool", "12 degrees", tool_call_id="c1"),
+            says("user", "SC04"),
+        ),
+    )
+
+    assert "None" not in text
+    assert '"city": "Oslo"' in text
+    assert "<|im_start|>tool\n12 degrees" in text
+    assert text.endswith("<|SC04|>")
+
+
+def test_only_fields_that_are_there_reach_the_template() -> None:
+    """A template asks `is defined`; a null would be an answer."""
+    seen: list[dict[str, Any]] = []
+
+    def keep(conversation: list[dict[str, Any]]) -> str:
+        seen.extend(conversation)
+        return "x"
+
+    render_chat(TemplateOnly(keep), chat(says("user", "a"), says("user", "b", name="Bo", reasoning_content="hm")))
+
+    assert seen == [
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": "b", "name": "Bo", "reasoning_content": "hm"},
+    ]
+
+
+@pytest.mark.parametrize("wrong", [TypeError("x"), KeyError("k"), AttributeError("items"), IndexError("i")])
+def test_whatever_a_template_raises_is_the_requests_failure(wrong: Exception) -> None:
+    """A template is the model author's code: its exceptions are 400s, not a worker's end."""
+
+    def raising(_: list[dict[str, Any]]) -> str:
+        raise wrong
+
+    why = refusal(lambda: render_chat(TemplateOnly(raising), chat(says("user", "x"))))
+
+    assert why.failure.kind is FailureKind.INVALID_REQUEST
+    assert why.failure.param == "messages"
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED_TEMPLATE_ARGUMENTS))
+def test_arguments_that_would_replace_the_request_are_refused(script: Any, name: str) -> None:
+    """`chat_template_kwargs` may not smuggle in another conversation, template or output."""
+    why = refusal(lambda: render_chat(script, chat(says("user", "x"), **{name: 1})))
+
+    assert name in why.failure.message
+    assert why.failure.param == "chat_template_kwargs"
+
+
+@pytest.mark.parametrize("name", ["self", "no_such_thing", "enable_thinking"])
+def test_other_arguments_never_crash(script: Any, name: str) -> None:
+    """Known or not, they end in a prompt or in a refusal."""
+    try:
+        text = render_chat(script, chat(says("user", "SC04"), **{name: "x"}))
+    except PromptRefused:
+        return
+    assert text.endswith("<|SC04|>")
+
+
+def test_a_model_without_a_template_says_so() -> None:
+    """And names the route that needs none."""
+    tokenizer = TemplateOnly(lines)
+    tokenizer.has_chat_template = False  # pyright: ignore
+
+    assert "/v1/completions" in refusal(lambda: render_chat(tokenizer, chat(says("user", "x")))).failure.message
+
+
+# --- tokens and limits ----------------------------------------------------------------------------------------------
+
+
+def test_special_tokens_are_not_doubled(script: Any) -> None:
+    """The template writes them; the tokenizer must not add them again."""
+    token_ids = prompt_token_ids(script, chat(says("user", "SC04")), 1024)
+
+    assert script.decode(token_ids).count("<|im_start|>") == 2
+    assert token_ids[-1] == script.convert_tokens_to_ids("<|SC04|>")
+
+
+@pytest.mark.parametrize(("token_ids", "bad"), [((1, -1), -1), ((1024,), 1024), ((2**40,), 2**40)])
+def test_a_token_outside_the_vocabulary_is_refused(token_ids: tuple[int, ...], bad: int) -> None:
+    """An index out of range would read other memory on a GPU."""
+    why = refusal(lambda: prompt_token_ids(TemplateOnly(lines), TokenPrompt(token_ids=token_ids), 1024))
+
+    assert str(bad) in why.failure.message
+    assert "1024" in why.failure.message
+
+
+@pytest.mark.parametrize("prompt", [TextPrompt(text=""), TokenPrompt(token_ids=())])
+def test_an_empty_prompt_is_refused(prompt: Any) -> None:
+    """There is no token to start from."""
+    assert refusal(lambda: prompt_token_ids(TemplateOnly(lines), prompt, 256)).failure.param == "prompt"
+
+
+def request(max_tokens: int | None = None, **more: Any) -> Generate:
+    return Generate(
+        request_id=RequestId("r"), prompt=TextPrompt(text="x"), sampling=Sampling(), max_tokens=max_tokens, **more
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "prompt_tokens", "context", "granted"),
+    [(None, 10, 100, 90), (5, 10, 100, 5), (1_000_000, 10, 100, 90), (1, 99, 100, 1), (None, 99, 100, 1)],
+)
+def test_max_tokens_are_clipped_to_the_context(
+    asked: int | None, prompt_tokens: int, context: int, granted: int
+) -> None:
+    """C01, C09: huge is no buffer of that size, and the row ends at the context's end."""
+    assert resolve_max_tokens(request(asked), prompt_tokens, context) == granted
+
+
+@pytest.mark.parametrize("prompt_tokens", [100, 101, 6025])
+def test_a_prompt_over_the_context_is_refused_with_both_numbers(prompt_tokens: int) -> None:
+    """C09: before any work."""
+    failure = refusal(lambda: resolve_max_tokens(request(), prompt_tokens, 100)).failure
+
+    assert failure.kind is FailureKind.CONTEXT_LENGTH_EXCEEDED
+    assert str(prompt_tokens) in failure.message
+    assert "100" in failure.message
+
+
+# --- the text plane -------------------------------------------------------------------------------------------------
+
+
+def plane(tokenizer: Any, out: list[Any]) -> TextPlane:
+    return TextPlane(
+        tokenizer=tokenizer,
+        vocabulary_size=256,
+        context_tokens=50,
+        fingerprint="f",
+        deliver=out.append,
+        send=out.append,
+        clock=lambda: 7.0,
+    )
+
+
+def test_the_text_plane_names_the_prefix() -> None:
+    """Its tokens, its end, its digests, its arrival."""
+    done = plane(TemplateOnly(lines), []).prepare(replace(request(), prompt=TextPrompt(text="a" * 40)), 7.0)
+
+    assert done.token_ids == (97,) * 40
+    assert done.max_tokens == 10
+    assert len(done.grains) == 2
+    assert done.arrived == 7.0
+
+
+def test_a_logit_bias_outside_the_vocabulary_is_refused() -> None:
+    """It would write beside the array."""
+    biased = replace(request(), sampling=Sampling(logit_bias={256: 1.0}))
+
+    assert refusal(lambda: plane(TemplateOnly(lines), []).prepare(biased, 0.0)).failure.param == "logit_bias"
+
+
+def test_a_tokenizer_that_raises_still_answers() -> None:
+    """Every request ends: the thread lives on, and the next request is served."""
+
+    class Broken(TemplateOnly):
+        def encode(self, text: str, **kwargs: Any) -> list[int]:
+            if text == "bad":
+                raise RuntimeError("secret prompt")
+            return super().encode(text)
+
+    out: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    text_plane = TextPlane(
+        tokenizer=Broken(lines),
+        vocabulary_size=256,
+        context_tokens=50,
+        fingerprint="f",
+        deliver=out.put,
+        send=out.put,
+        clock=lambda: 7.0,
+    )
+    with capture_logs() as logged:
+        text_plane.start()
+        text_plane.submit(replace(request(), prompt=TextPrompt(text="bad")))
+        text_plane.submit(request())
+        failed, queued, prepared = (out.get(timeout=10) for _ in range(3))
+
+    assert "secret" not in str(logged)  # S02
+    assert logged[0]["error"] == "RuntimeError"
+    assert failed.failure.kind is FailureKind.INTERNAL
+    assert "secret" not in failed.failure.message
+    assert queued.prompt_tokens == 1
+    assert prepared.token_ids == (120,)
