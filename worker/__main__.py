@@ -55,7 +55,17 @@ ORPHAN_DRAIN_SECONDS = 1.0
 PERSIST_SECONDS = 20.0
 _LOADING_REPORT_SECONDS = 0.5
 
+_REASON_CHARACTERS = 500
+
+_UNLOADABLE = (ValueError, LookupError, TypeError, AttributeError, FileNotFoundError)
+"""What mlx-lm and transformers raise for a folder they cannot make sense of. Not RuntimeError: MLX raises that when
+memory is short, which may be over at the next try."""
+
 log = structlog.get_logger()
+
+
+class _ModelUnusable(Exception):
+    """This folder cannot be loaded, and the next try would say the same."""
 
 
 class Worker:
@@ -137,6 +147,9 @@ class Worker:
         try:
             self._load_and_step()
             code = 0
+        except _ModelUnusable as why:
+            log.error("model_unusable", model=self._launch.model, reason=str(why))
+            self._send(LastWords(failure=Failure(kind=FailureKind.MODEL_UNAVAILABLE, message=str(why))))
         except BaseException as why:
             log.exception("worker_failed", model=self._launch.model)
             kind = FailureKind.OUT_OF_MEMORY if isinstance(why, MemoryError) else FailureKind.INTERNAL
@@ -154,8 +167,11 @@ class Worker:
         launch = self._launch
         started = time.monotonic()
         path = Path(launch.model_path)
-        tokenizer = load_tokenizer(path)
-        loaded = load_model(path, self._loading_report())
+        try:
+            tokenizer = load_tokenizer(path)
+            loaded = load_model(path, self._loading_report())
+        except _UNLOADABLE as why:
+            raise _ModelUnusable(f"{type(why).__name__}: {' '.join(str(why).split())[:_REASON_CHARACTERS]}") from why
         engine = MlxEngine(loaded, tokenizer)
         limits = [limit for limit in (launch.context_tokens, context_tokens(path)) if limit is not None]
         context = min(limits, default=32_768)
