@@ -23,7 +23,7 @@ class ManualClock:
     """Seconds since some start; moved by hand."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.now = 1000.0
 
     def __call__(self) -> float:
         return self.now

@@ -23,7 +23,7 @@ def prepared(
     stop_token_ids: tuple[int, ...] = (),
     top_logprobs: int | None = None,
     scope: bytes = b"",
-    arrived: float = 0.0,
+    arrived: float = 1000.0,
 ) -> Prepared:
     """A request as the text plane hands it on."""
     request = Generate(

@@ -1,0 +1,503 @@
+"""The step loop, with an engine that plays a script: every request ends exactly once, whatever happens when."""
+
+import queue
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.failures import FailureKind
+from protocol.generation import (
+    Cancel,
+    Delta,
+    Drain,
+    Failed,
+    Finished,
+    FinishReason,
+    Ping,
+    Pong,
+    Prefilling,
+    WorkerEvent,
+)
+from protocol.ids import BLOCK_TOKENS, BlockKey, RequestId
+from tests.fakes.scripted_engine import LetterDetokenizer, ManualClock, ScriptedEngine, saying
+from tests.worker.parts import chain_of_blocks, prepared
+from worker.loop import FETCH_DEADLINE_SECONDS, StepLoop
+from worker.messages import BlocksFetched, InboxMessage
+from worker.prefix_cache import PrefixCache
+from worker.prefix_index import Block, PrefixIndex
+from worker.scheduler import Scheduler, SchedulerSettings
+from worker.sequence import Prepared
+
+Kv = tuple[int, ...]
+END = 0
+
+
+class ScriptedInbox:
+    """Plays the messages of a list, in order; None is a moment without one. At its end it drains the loop.
+
+    A loop that blocks gets the next message at once, or, when there is none, the clock moves on by its timeout.
+    """
+
+    def __init__(self, clock: ManualClock, messages: Sequence[InboxMessage | None]) -> None:
+        self._clock = clock
+        self._messages = list(messages)
+        self._has_drained = False
+
+    def get_nowait(self) -> InboxMessage:
+        message = self._messages.pop(0) if self._messages else None
+        if message is None:
+            raise queue.Empty
+        return message
+
+    def get(self, timeout: float | None = None) -> InboxMessage:
+        while self._messages:
+            if (message := self._messages.pop(0)) is not None:
+                return message
+        if timeout is not None:
+            self._clock.advance(timeout)
+            raise queue.Empty
+        assert not self._has_drained, "idle for ever, although drained"
+        self._has_drained = True
+        return Drain(deadline_seconds=0.0)
+
+
+@dataclass
+class Disk:
+    fetches: list[str] = field(default_factory=list[str])
+    stored: list[BlockKey] = field(default_factory=list[BlockKey])
+
+    def fetch(self, prepared: Prepared, hot_blocks: int, hot_tokens: int) -> None:
+        self.fetches.append(prepared.request_id)
+
+    def store(self, block: Block[Kv]) -> None:
+        self.stored.append(block.key)
+
+    def is_storing(self, key: BlockKey) -> bool:
+        return key in self.stored
+
+
+class Run:
+    """One loop, run to its end over these messages."""
+
+    def __init__(
+        self,
+        messages: Sequence[InboxMessage | None],
+        says: Mapping[str, str],
+        *,
+        reads_disk: str = "no",
+        max_rows: int = 4,
+        budget_bytes: int = 10**9,
+    ) -> None:
+        self.clock = ManualClock()
+        self.engine = ScriptedEngine(self.clock, saying(says, END))
+        self.events: list[WorkerEvent] = []
+        self.disk = Disk()
+        self.scheduler = Scheduler(SchedulerSettings(max_rows=max_rows))
+        self.index: PrefixIndex[Kv] = PrefixIndex(budget_bytes)
+        self.cache: PrefixCache[Kv] = PrefixCache(
+            self.index, self.disk, "off" if reads_disk == "no" else "second-touch"
+        )
+        loop: StepLoop[Kv] = StepLoop(
+            engine=self.engine,
+            scheduler=self.scheduler,
+            cache=self.cache,
+            make_detokenizer=LetterDetokenizer,
+            end_token_ids=frozenset([END]),
+            inbox=ScriptedInbox(self.clock, messages),  # pyright: ignore[reportArgumentType]
+            send=self.events.append,
+            clock=self.clock,
+        )
+        loop.run()
+
+    def of(self, name: str) -> list[Any]:
+        return [event for event in self.events if getattr(event, "request_id", None) == name]
+
+    def text(self, name: str) -> str:
+        return "".join(event.text for event in self.of(name) if isinstance(event, Delta))
+
+    def end(self, name: str) -> Finished | Failed:
+        ends = [event for event in self.of(name) if isinstance(event, Finished | Failed)]
+        assert len(ends) == 1, f"{name} ended {len(ends)} times"
+        assert self.of(name)[-1] is ends[0], "something was said after the end"
+        return ends[0]
+
+    def finished(self, name: str) -> Finished:
+        end = self.end(name)
+        assert isinstance(end, Finished), end
+        return end
+
+    def failed(self, name: str) -> FailureKind:
+        end = self.end(name)
+        assert isinstance(end, Failed), end
+        return end.failure.kind
+
+
+def asks(name: str, tokens: int = 10, **more: Any) -> Prepared:
+    return prepared(name, list(range(1, tokens + 1)), max_tokens=more.pop("max_tokens", 50), **more)
+
+
+QUIET: list[InboxMessage | None] = [None] * 200
+"""Enough moments for everything to run to its end."""
+
+
+# --- ways to end ----------------------------------------------------------------------------------------------------
+
+
+def test_the_end_of_a_turn() -> None:
+    """Text, then Finished(stop); the end's token counts and is not shown."""
+    run = Run([asks("r"), *QUIET], {"r": "hello"})
+
+    assert run.text("r") == "hello"
+    end = run.finished("r")
+    assert end.reason is FinishReason.STOP
+    assert end.matched_stop is None
+    assert (end.usage.prompt_tokens, end.usage.completion_tokens, end.usage.cached_tokens) == (10, 6, 0)
+    assert run.engine.rows == {}
+
+
+def test_a_stop_token_of_the_request() -> None:
+    """As the model's own."""
+    run = Run([asks("r", stop_token_ids=(ord("l"),)), *QUIET], {"r": "hello"})
+
+    assert run.text("r") == "he"
+    assert run.finished("r").reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize(("limit", "text"), [(1, "h"), (3, "hel"), (5, "hello")])
+def test_the_length(limit: int, text: str) -> None:
+    """Exactly as many tokens as asked for."""
+    run = Run([asks("r", max_tokens=limit), *QUIET], {"r": "hello"})
+
+    assert run.text("r") == text
+    end = run.finished("r")
+    assert end.reason is FinishReason.LENGTH
+    assert end.usage.completion_tokens == limit
+
+
+def test_an_answer_that_ends_where_its_limit_is() -> None:
+    """The end of the turn is a stop, not a cut."""
+    run = Run([asks("r", max_tokens=6), *QUIET], {"r": "hello"})
+
+    assert run.finished("r").reason is FinishReason.STOP
+
+
+def test_a_stop_string() -> None:
+    """B02: never in any delta, generation really ends, and which one it was is said."""
+    run = Run([asks("r", stop=("lo w",)), *QUIET], {"r": "hello world, and much more"})
+
+    assert run.text("r") == "hel"
+    end = run.finished("r")
+    assert (end.reason, end.matched_stop) == (FinishReason.STOP, "lo w")
+    assert end.usage.completion_tokens == 7
+
+
+@pytest.mark.parametrize("limit", [4, 5])
+def test_text_held_back_for_a_stop_comes_at_the_end(limit: int) -> None:
+    """A beginning of a stop string is text after all."""
+    run = Run([asks("r", stop=("lo!",), max_tokens=limit), *QUIET], {"r": "hello"})
+
+    assert run.text("r") == "hello"[:limit]
+
+
+def test_every_tokens_logprob_comes_once() -> None:
+    """Also of tokens whose text is held back, or empty."""
+    run = Run([asks("r", stop=("lo!",), top_logprobs=0), *QUIET], {"r": "hello"})
+
+    deltas = [event for event in run.of("r") if isinstance(event, Delta)]
+    assert "".join(chosen.chosen.token for delta in deltas for chosen in delta.logprobs) == "hello"
+    assert sum(delta.tokens for delta in deltas) == 6
+
+
+def test_progress_and_timings_add_up() -> None:
+    """Prefilling rises to all but the last token; the times cover the life of the request."""
+    run = Run([asks("r", 700, max_tokens=4), *QUIET], {"r": "hello"})
+
+    progress = [event for event in run.of("r") if isinstance(event, Prefilling)]
+    assert [event.done_tokens for event in progress] == sorted({event.done_tokens for event in progress})
+    assert progress[-1].done_tokens == 699
+    assert {event.total_tokens for event in progress} == {700}
+    timings = run.finished("r").timings
+    assert timings.prefill_seconds == pytest.approx(0.699)
+    assert timings.decode_seconds == pytest.approx(5 * 0.02)
+    assert timings.prefill_slices == len(progress) - 1
+
+
+def test_a_prompt_of_one_token() -> None:
+    """Nothing to prefill: it joins and decodes."""
+    run = Run([asks("r", 1), *QUIET], {"r": "hi"})
+
+    assert run.text("r") == "hi"
+
+
+def test_rows_do_not_mix() -> None:
+    """H02: each row as alone, joined and ended at different steps."""
+    says = {f"r{i}": f"answer of {i} " * (i + 1) for i in range(6)}
+    messages: list[InboxMessage | None] = []
+    for i in range(6):
+        messages += [asks(f"r{i}", 10 + 100 * i), None, None]
+    run = Run([*messages, *QUIET], says, max_rows=3)
+
+    for name, text in says.items():
+        assert run.text(name) == text[:50]
+
+
+# --- cancel ---------------------------------------------------------------------------------------------------------
+
+
+def test_cancel_before_the_prompt_is_rendered() -> None:
+    """The Cancel overtakes the Prepared: nothing of it runs."""
+    run = Run([Cancel(request_id=RequestId("r")), None, asks("r"), *QUIET], {"r": "hello"})
+
+    assert run.failed("r") is FailureKind.CANCELLED
+    assert run.engine.log == []
+
+
+@pytest.mark.parametrize("moments", range(1, 12))
+def test_cancel_in_every_phase(moments: int) -> None:
+    """B07: within one step or slice the row is gone, its KV too, and another row goes on untouched."""
+    cancel = Cancel(request_id=RequestId("r"))
+    run = Run(
+        [asks("r", 900), *[None] * moments, cancel, cancel, asks("other", 5), *QUIET], {"r": "x" * 40, "other": "fine"}
+    )
+
+    assert run.failed("r") is FailureKind.CANCELLED
+    assert run.text("other") == "fine"
+    assert run.engine.rows == {}
+    assert run.scheduler.is_empty
+
+
+def test_cancel_while_it_waits_for_the_disk() -> None:
+    """Its blocks come later, and are kept for others."""
+    request = asks("r", 300)
+    blocks = tuple(chain_of_blocks(request.token_ids[:BLOCK_TOKENS]))
+    late = BlocksFetched(request.request_id, blocks)
+    run = Run(
+        [request, Cancel(request_id=request.request_id), late, asks("next", 300), *QUIET],
+        {"next": "x"},
+        reads_disk="yes",
+    )
+
+    assert run.failed("r") is FailureKind.CANCELLED
+    assert run.finished("next").usage.cached_tokens == BLOCK_TOKENS
+
+
+def test_cancelling_what_is_over_or_unknown_is_fine() -> None:
+    """Idempotent, and forgotten in the end."""
+    cancels = [Cancel(request_id=RequestId(f"u{i}")) for i in range(2000)]
+    run = Run(
+        [asks("r"), *[None] * 60, Cancel(request_id=RequestId("r")), *cancels, asks("s"), *QUIET], {"r": "a", "s": "b"}
+    )
+
+    assert run.finished("r")
+    assert run.finished("s")
+
+
+def test_what_a_cancelled_prompt_computed_is_not_lost() -> None:
+    """Its whole blocks are hot already."""
+    run = Run(
+        [asks("r", 3000), *[None] * 5, Cancel(request_id=RequestId("r")), asks("again", 3000), *QUIET],
+        {"r": "x", "again": "y"},
+    )
+
+    assert run.failed("r") is FailureKind.CANCELLED
+    assert run.finished("again").usage.cached_tokens >= BLOCK_TOKENS
+
+
+# --- prefix cache ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 16, 255, 256, 257, 511, 512, 513])
+def test_the_same_prompt_again_recomputes_its_last_token(tokens: int) -> None:
+    """K01, K09: cached tokens are what was really skipped, at most all but one."""
+    run = Run([asks("r", tokens), *[None] * 80, asks("again", tokens), *QUIET], {"r": "hello", "again": "hello"})
+
+    assert run.finished("r").usage.cached_tokens == 0
+    assert run.finished("again").usage.cached_tokens == tokens - 1
+    assert run.text("again") == run.text("r")
+
+
+def test_the_next_turn_reuses_prompt_and_answer() -> None:
+    """All of this turn, the end-of-turn token too."""
+    first = asks("r", 300)
+    turn = [*first.token_ids, *map(ord, "hello"), END]
+    run = Run([first, *[None] * 80, prepared("next", [*turn, 5, 6, 7]), *QUIET], {"r": "hello", "next": "x"})
+
+    assert run.finished("next").usage.cached_tokens == len(turn)
+
+
+def test_blocks_from_disk_are_waited_for() -> None:
+    """And counted as cached."""
+    request = asks("r", 700)
+    fetched = BlocksFetched(request.request_id, tuple(chain_of_blocks(request.token_ids[:640])))
+    run = Run([request, None, None, fetched, *QUIET], {"r": "hi"}, reads_disk="yes")
+
+    assert run.finished("r").usage.cached_tokens == 640
+
+
+def test_a_disk_that_does_not_answer_delays_no_longer_than_its_deadline() -> None:
+    """Then the prompt is computed; meanwhile others run."""
+    request = asks("r", 700)
+    run = Run([request, asks("s", 3), *QUIET], {"r": "hi", "s": "x"}, reads_disk="yes")
+
+    assert run.disk.fetches == ["r"]
+    assert run.finished("s").timings.queue_seconds < 0.1
+    assert run.finished("r").timings.queue_seconds == pytest.approx(FETCH_DEADLINE_SECONDS, abs=0.1)
+
+
+def test_a_miss_is_counted_with_its_reason() -> None:
+    """K06, K09: and the row runs as cold."""
+    request = asks("r", 300)
+    run = Run(
+        [request, BlocksFetched(request.request_id, (), "integrity"), *QUIET, Ping(nonce=1)],
+        {"r": "hi"},
+        reads_disk="yes",
+    )
+
+    assert run.finished("r").usage.cached_tokens == 0
+    (pong,) = [event for event in run.events if isinstance(event, Pong)]
+    assert pong.misses == {"integrity": 1}
+
+
+# --- ping, drain ----------------------------------------------------------------------------------------------------
+
+
+def test_a_ping_is_answered_between_steps() -> None:
+    """By the loop itself, with its books."""
+    run = Run([asks("a", 700), asks("b", 5), *[None] * 20, Ping(nonce=7), *QUIET], {"a": "x" * 30, "b": "y" * 30})
+
+    (pong,) = [event for event in run.events if isinstance(event, Pong)]
+    assert pong.nonce == 7
+    assert pong.steps > 0
+    assert (pong.running_rows, pong.waiting_requests) in [(1, 1), (2, 0)]
+    assert pong.active_bytes > 0
+    assert pong.hot_cache_bytes == pong.hot_cache_blocks * BLOCK_TOKENS * 10 or pong.hot_cache_blocks > 0
+
+
+def test_a_drain_finishes_what_runs_and_refuses_what_comes() -> None:
+    """Each of them ends once."""
+    run = Run([asks("r"), None, Drain(deadline_seconds=100.0), asks("late"), *QUIET], {"r": "hello"})
+
+    assert run.text("r") == "hello"
+    assert run.finished("r")
+    assert run.failed("late") is FailureKind.SHUTTING_DOWN
+
+
+def test_a_drains_deadline_cuts_what_still_runs() -> None:
+    """With an end that says so; the earliest of several deadlines counts."""
+    run = Run(
+        [asks("r"), asks("s"), None, Drain(deadline_seconds=100.0), Drain(deadline_seconds=0.2), *QUIET],
+        {"r": "x" * 49, "s": "y" * 49},
+    )
+
+    assert run.failed("r") is FailureKind.SHUTTING_DOWN
+    assert run.failed("s") is FailureKind.SHUTTING_DOWN
+    assert 0 < len(run.text("r")) < 49
+    assert run.engine.rows == {}
+
+
+def test_a_drain_waits_for_the_disk_no_longer_than_its_deadline() -> None:
+    """A request that only waits for blocks does not hold the process."""
+    run = Run([asks("r", 300), Drain(deadline_seconds=1.0)], {"r": "x"}, reads_disk="yes")
+
+    assert run.failed("r") is FailureKind.SHUTTING_DOWN
+    assert run.clock.now <= 1001.1
+
+
+def test_an_engine_that_raises_ends_the_loop() -> None:
+    """Its state is unknown: the process must end, and say so."""
+
+    class Broken(ScriptedEngine):
+        def decode(self) -> Any:
+            raise RuntimeError("device lost")
+
+    clock = ManualClock()
+    cache: PrefixCache[Kv] = PrefixCache(PrefixIndex(0), Disk(), "off")
+    loop: StepLoop[Kv] = StepLoop(
+        engine=Broken(clock, saying({"r": "x"})),
+        scheduler=Scheduler(SchedulerSettings(max_rows=1)),
+        cache=cache,
+        make_detokenizer=LetterDetokenizer,
+        end_token_ids=frozenset(),
+        inbox=ScriptedInbox(clock, [asks("r"), *QUIET]),  # pyright: ignore[reportArgumentType]
+        send=lambda _: None,
+        clock=clock,
+    )
+
+    with pytest.raises(RuntimeError, match="device lost"):
+        loop.run()
+
+
+# --- any order ------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> tuple[list[InboxMessage | None], dict[str, str]]:
+    """Requests with their cancels, disk answers, pings and perhaps a drain, in any order."""
+    messages: list[InboxMessage | None] = [None] * draw(st.integers(0, 40))
+    says: dict[str, str] = {}
+
+    def put(message: InboxMessage, after: int = 0) -> int:
+        at = draw(st.integers(after, len(messages)))
+        messages.insert(at, message)
+        return at
+
+    for i in range(draw(st.integers(1, 6))):
+        name = f"r{i}"
+        says[name] = draw(st.text("ab", min_size=0, max_size=12))
+        request = asks(
+            name,
+            draw(st.sampled_from([1, 2, 16, 40, 256, 257, 700])),
+            max_tokens=draw(st.integers(1, 15)),
+            stop=draw(st.sampled_from([(), ("ab",), ("bb", "aba")])),
+            top_logprobs=draw(st.sampled_from([None, 0])),
+        )
+        at = put(request)
+        if draw(st.booleans()):
+            put(Cancel(request_id=request.request_id))
+        if draw(st.booleans()):
+            count = draw(st.integers(0, len(request.token_ids) // 16)) * 16
+            put(BlocksFetched(request.request_id, tuple(chain_of_blocks(request.token_ids[:count])), ""), at + 1)
+    if draw(st.booleans()):
+        put(Ping(nonce=1))
+    if draw(st.booleans()):
+        put(Drain(deadline_seconds=draw(st.floats(0, 2))))
+    return messages, says
+
+
+@given(
+    stories(),
+    st.sampled_from(["no", "yes"]),
+    st.integers(1, 3),
+    st.sampled_from([0, 3000, 10**9]),
+    st.sampled_from([0, 300]),
+)
+def test_each_request_ends_exactly_once(
+    story: tuple[list[InboxMessage | None], dict[str, str]],
+    reads_disk: str,
+    max_rows: int,
+    budget_bytes: int,
+    quiet: int,
+) -> None:
+    """Whatever the order: one end for each that arrived, nothing after it, and only its own text."""
+    messages, says = story
+    run = Run([*messages, *[None] * quiet], says, reads_disk=reads_disk, max_rows=max_rows, budget_bytes=budget_bytes)
+    run.cache.check()
+    run.scheduler.check()
+    drained_at = next((i for i, m in enumerate(messages) if isinstance(m, Drain)), len(messages))
+    for message in messages[:drained_at]:
+        if isinstance(message, Prepared):
+            end = run.end(message.request_id)
+            text = run.text(message.request_id)
+            assert says[message.request_id].startswith(text)
+            if isinstance(end, Finished):
+                assert end.usage.completion_tokens <= message.max_tokens
+                assert end.usage.cached_tokens < end.usage.prompt_tokens
+                assert not any(stop in text for stop in message.request.stop)
+            progress = [event for event in run.of(message.request_id) if isinstance(event, Prefilling)]
+            assert all(event.done_tokens < event.total_tokens for event in progress)
+    assert run.engine.rows == {}
+    assert run.scheduler.is_empty

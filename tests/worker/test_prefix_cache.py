@@ -1,0 +1,261 @@
+"""The prefix cache: what is kept, found, and sent to the disk."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.ids import BLOCK_TOKENS, BlockKey
+from protocol.launch import PersistPolicy
+from tests.worker.parts import chain_of_blocks, prepared
+from worker.prefix_cache import PrefixCache
+from worker.prefix_index import Block, PrefixIndex
+from worker.sequence import Prepared
+
+Kv = tuple[int, ...]
+
+
+class RecordingDisk:
+    """Remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.fetches: list[tuple[str, int, int]] = []
+        self.stored: list[Block[Kv]] = []
+
+    def fetch(self, prepared: Prepared, hot_blocks: int, hot_tokens: int) -> None:
+        self.fetches.append((prepared.request_id, hot_blocks, hot_tokens))
+
+    def store(self, block: Block[Kv]) -> None:
+        self.stored.append(block)
+
+    def is_storing(self, key: BlockKey) -> bool:
+        return any(block.key == key for block in self.stored)
+
+
+class Kit:
+    """A cache, its disk, and a row that `keep` cuts from."""
+
+    def __init__(self, policy: PersistPolicy = "second-touch", *, budget_tokens: int = 10_000, off: str = "") -> None:
+        self.disk = RecordingDisk()
+        self.index: PrefixIndex[Kv] = PrefixIndex(budget_tokens * 10)
+        self.cache: PrefixCache[Kv] = PrefixCache(self.index, self.disk, policy, reuse_off_reason=off)
+        self.cuts: list[tuple[int, int]] = []
+
+    def keep(self, request: Prepared, token_ids: Sequence[int], start: int, end: int) -> int:
+        def cut(a: int, b: int) -> tuple[Kv, int]:
+            self.cuts.append((a, b))
+            return tuple(token_ids[a:b]), (b - a) * 10
+
+        return self.cache.keep(request, token_ids, start, cut, end=end)
+
+    def ask(self, token_ids: Sequence[int], *, scope: bytes = b"") -> int:
+        """Use and keep one prompt, as a row does; returns how many tokens were hot."""
+        request = prepared("r", token_ids, scope=scope)
+        match = self.cache.use(request)
+        self.keep(request, token_ids, match.whole_blocks * BLOCK_TOKENS, len(token_ids))
+        self.cache.used(match.touched)
+        return match.tokens
+
+
+def tokens(count: int, first: int = 0) -> list[int]:
+    return [first, *range(1, count)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 255, 256, 257, 511, 512, 513, 700])
+def test_the_same_prompt_again(count: int) -> None:
+    """K01: all but the last token is hot, since one must be computed to say anything."""
+    kit = Kit()
+
+    assert kit.ask(tokens(count)) == 0
+    assert kit.ask(tokens(count)) == count - 1
+    assert kit.ask(tokens(count)) == count - 1
+
+
+@pytest.mark.parametrize("policy", ["second-touch", "through", "off"])
+def test_the_next_turn_reuses_all_of_this_one(policy: PersistPolicy) -> None:
+    """Token by token, whatever the disk does."""
+    kit = Kit(policy)
+    kit.ask(tokens(613))
+
+    assert kit.ask([*tokens(613), *range(40)]) == 613
+
+
+def test_what_is_hot_is_not_cut_again() -> None:
+    """Cutting copies KV."""
+    kit = Kit()
+    kit.ask(tokens(600))
+    assert kit.cuts == [(0, 256), (256, 512), (512, 600)]
+
+    kit.cuts.clear()
+    kit.ask(tokens(600))
+    kit.ask(tokens(550))
+
+    assert kit.cuts == []
+
+
+def test_a_row_keeps_what_it_generated() -> None:
+    """The chain goes on through the answer, where the prompt's digests end."""
+    kit = Kit()
+    request = prepared("r", tokens(500))
+    row = [*tokens(500), *range(1000, 1100)]
+
+    start = kit.keep(request, row, 0, 499)
+    start = kit.keep(request, row, start, 600)
+
+    assert start == 512
+    assert kit.cache.use(prepared("next", [*row, 1])).tokens == 600
+
+
+def test_a_chain_whose_parent_is_gone_is_not_continued() -> None:
+    """An orphan could not be found; the row goes on without."""
+    kit = Kit(budget_tokens=BLOCK_TOKENS)
+    request = prepared("r", tokens(700))
+    start = kit.keep(request, tokens(700), 0, 256)
+    kit.index.set_budget(0)
+    kit.index.set_budget(10**6)
+
+    assert kit.keep(request, tokens(700), start, 700) == start
+    assert len(kit.index) == 0
+
+
+def test_a_full_tier_keeps_nothing_and_breaks_nothing() -> None:
+    """Budgets smaller than a block happen."""
+    kit = Kit(budget_tokens=100)
+
+    assert kit.ask(tokens(600)) == 0
+    assert kit.ask(tokens(600)) == 0
+    kit.cache.check()
+
+
+def test_scopes_share_nothing() -> None:
+    """S04: B neither reuses nor sees what A computed; A itself does."""
+    kit = Kit()
+    kit.ask(tokens(600), scope=b"A")
+
+    assert kit.ask(tokens(600), scope=b"B") == 0
+    assert kit.ask(tokens(600), scope=b"A") == 599
+
+
+def test_a_model_without_reuse_is_left_alone() -> None:
+    """K03: no fetch, no cut, no hit, no store."""
+    kit = Kit("through", off="layers keep their state in ArraysCache")
+
+    assert kit.ask(tokens(600)) == kit.ask(tokens(600)) == 0
+    assert not kit.cache.prefetch(prepared("r", tokens(600)))
+    assert kit.cache.store_everything() == 0
+    assert (kit.cuts, kit.disk.stored, kit.disk.fetches) == ([], [], [])
+
+
+# --- disk -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hot", "asked", "fetches"),
+    [(0, 15, 0), (0, 16, 1), (0, 700, 1), (700, 700, 0), (699, 700, 0), (300, 700, 1)],
+)
+def test_the_disk_is_asked_only_for_what_ram_lacks(hot: int, asked: int, fetches: int) -> None:
+    """A prompt shorter than a grain cannot be on disk; a hot one need not."""
+    kit = Kit()
+    if hot:
+        kit.ask(tokens(hot))
+
+    assert kit.cache.prefetch(prepared("r", tokens(asked))) == (fetches == 1)
+    assert kit.disk.fetches == [("r", hot // BLOCK_TOKENS, hot)] * fetches
+
+
+def test_policy_off_never_touches_the_disk() -> None:
+    """Neither to read nor to write."""
+    kit = Kit("off")
+    kit.ask(tokens(600))
+    kit.ask(tokens(600))
+
+    assert not kit.cache.prefetch(prepared("r", tokens(900)))
+    assert kit.cache.store_everything() == 0
+    assert kit.disk.stored == []
+
+
+def test_second_touch_stores_what_is_used_again() -> None:
+    """Parents first. A tail of which only the first words were shared was not used again."""
+    kit = Kit()
+    kit.ask(tokens(600))
+    assert kit.disk.stored == []
+
+    kit.ask([*tokens(520), 7, 7, 7])
+
+    assert [block.start for block in kit.disk.stored] == [0, 256]
+    kit.ask(tokens(600))
+    assert [block.start for block in kit.disk.stored] == [0, 256, 512]
+
+
+def test_nothing_is_written_beside_somebodys_first_token() -> None:
+    """Second touch stores when the request is over, not when it starts."""
+    kit = Kit()
+    kit.ask(tokens(600))
+    match = kit.cache.use(prepared("r", tokens(600)))
+    assert kit.disk.stored == []
+
+    kit.index.remove(match.uses[2].block.key)
+    kit.cache.used(match.touched)
+
+    assert [block.start for block in kit.disk.stored] == [0, 256]  # what was evicted meanwhile is not written
+
+
+def test_through_stores_at_once_and_once() -> None:
+    """A tail under one grain has no name on disk and stays in RAM."""
+    kit = Kit("through")
+    kit.ask(tokens(520))
+    kit.ask(tokens(520))
+
+    assert [block.start for block in kit.disk.stored] == [0, 256]
+
+
+def test_leaving_memory_stores_what_is_not_durable() -> None:
+    """Parents before children, nothing twice."""
+    kit = Kit()
+    kit.ask(tokens(600))
+    first = chain_of_blocks(tokens(600))[0]
+    kit.cache.became_durable(first.key)
+    kit.cache.became_durable(BlockKey(b"unknown"))
+
+    assert kit.cache.store_everything() == 2
+    assert [block.start for block in kit.disk.stored] == [256, 512]
+
+
+def test_blocks_from_disk_are_found_like_hot_ones() -> None:
+    """They are durable already: no store follows."""
+    kit = Kit()
+    request = prepared("r", tokens(700))
+    kit.cache.prefetch(request)
+    blocks = chain_of_blocks(tokens(640))
+    for block in blocks:
+        block.is_durable = True
+    kit.cache.fetched(blocks)
+
+    assert kit.cache.use(request).tokens == 640
+    assert kit.disk.stored == []
+
+
+def test_blocks_that_came_too_late_are_a_miss() -> None:
+    """Their parent was evicted meanwhile."""
+    kit = Kit()
+    kit.cache.prefetch(prepared("r", tokens(700)))
+    kit.cache.fetched(chain_of_blocks(tokens(700))[1:])
+
+    assert len(kit.index) == 0
+    kit.cache.missed("timeout")
+    assert kit.cache.misses == {"timeout": 1}
+
+
+@given(st.lists(st.tuples(st.integers(1, 700), st.integers(0, 2)), max_size=8), st.integers(0, 1500))
+def test_never_another_prompts_kv(asked: list[tuple[int, int]], budget_tokens: int) -> None:
+    """K02: whatever was asked before and whatever was evicted, what is used is KV of the very tokens asked for."""
+    kit = Kit(budget_tokens=budget_tokens)
+    for count, first in asked:
+        token_ids = tokens(count, first)
+        match = kit.cache.use(prepared("r", token_ids))
+        used = [token for use in match.uses for token in use.block.payload[: use.tokens]]
+        assert used == token_ids[: len(used)]
+        assert len(used) < count
+        kit.ask(token_ids)
+        kit.cache.check()
