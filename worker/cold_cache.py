@@ -168,7 +168,7 @@ class ColdCache(Generic[Payload]):
             missed = "" if blocks else reply.miss_reason
         except ColdCacheUnavailable as why:
             missed = str(why)
-        except (OSError, RuntimeError, ValueError, KeyError) as why:  # a file that is not what the store verified
+        except Exception as why:  # noqa: BLE001 - a file or a reply that is not what the store promised: a miss, whatever it raises
             log.warning("block_unreadable", request_id=prepared.request_id, error=type(why).__name__)
             missed = "unreadable"
         return BlocksFetched(prepared.request_id, tuple(blocks), missed)
@@ -190,6 +190,8 @@ class ColdCache(Generic[Payload]):
     def _block(self, prepared: Prepared, slot: int, grain_count: int, path: str) -> Block[Payload]:
         first_grain = slot * BLOCK_TOKENS // GRAIN_TOKENS
         chain = prepared.grains[first_grain : first_grain + grain_count]
+        if not 0 < len(chain) == grain_count <= BLOCK_TOKENS // GRAIN_TOKENS:
+            raise ValueError("the store leased a block that is not in this prompt")
         tokens = grain_count * GRAIN_TOKENS
         payload, size_bytes = self._read(path, tokens)
         return Block(
@@ -208,7 +210,7 @@ class ColdCache(Generic[Payload]):
             self._publish(peer, block)
         except ColdCacheUnavailable as why:
             self._report_refusal(str(why))
-        except (OSError, RuntimeError, ValueError) as why:
+        except Exception as why:  # noqa: BLE001 - counted and logged; the next block may fare better
             self._report_refusal(f"write_failed_{type(why).__name__}")
         else:
             self.stored_blocks += 1
@@ -277,9 +279,13 @@ class ColdCache(Generic[Payload]):
             raise ColdCacheUnavailable("unavailable") from None
         while (left := deadline - self._clock()) > 0:
             for reply in peer.receive(left):
-                # Answers to calls given up on earlier are passed over.
-                if not isinstance(reply, MalformedMessage) and reply.call_id == request.call_id:
+                if isinstance(reply, MalformedMessage):
+                    continue
+                if reply.call_id == request.call_id:
                     return reply
+                if isinstance(reply, Leased | Staged):
+                    # The answer to a call given up on: what it hands out would stay pinned while this process lives.
+                    self._send_release(peer, reply.lease)
         self._resting_until = self._clock() + REST_SECONDS
         raise ColdCacheUnavailable("timeout")
 

@@ -1,0 +1,459 @@
+"""The worker's side of the cachestore: every call has a deadline, and every failure is a miss that says why."""
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from cachestore.loop import run as run_cachestore
+from cachestore.service import Service
+from protocol.addresses import cachestore_socket
+from protocol.block_file import parse_metadata
+from protocol.blocks import (
+    BlockReply,
+    BlockRequest,
+    CacheFailed,
+    Declined,
+    Fetch,
+    Found,
+    FoundBlock,
+    Leased,
+    LeasedBlock,
+    Lookup,
+    Publish,
+    Published,
+    Release,
+    Released,
+    Stage,
+    Staged,
+)
+from protocol.failures import Failure, FailureKind
+from protocol.ids import BLOCK_TOKENS, GRAIN_TOKENS, BlockKey, Incarnation, LeaseId
+from protocol.launch import CachestoreLaunch
+from protocol.sockets import Listener, Peer
+from tests.worker.parts import FINGERPRINT, chain_of_blocks, prepared
+from worker.cold_cache import ColdCache
+from worker.messages import BlockDurable, BlocksFetched
+from worker.mlx_blocks import read_block, write_block
+from worker.prefix_index import Block
+
+Kv = tuple[int, ...]
+Answer = BlockReply | dict[str, int] | None
+DEADLINE_SECONDS = 20.0
+
+
+class FakeStore:
+    """A real socket, with answers of the test's choosing: None is silence, a dict is no message at all."""
+
+    def __init__(self, directory: Path, answer: Callable[[BlockRequest], Answer]) -> None:
+        self.answer = answer
+        self.requests: queue.SimpleQueue[BlockRequest] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        path = cachestore_socket(directory)
+        self._listener: Listener[BlockRequest, Any] = Listener(path, BlockRequest)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            if (received := self._listener.receive(0.02)) is not None:
+                peer, request = received
+                self.requests.put(request)  # pyright: ignore[reportArgumentType]
+                answer = self.answer(request)  # pyright: ignore[reportArgumentType]
+                if answer is not None:
+                    self._listener.send(peer, answer)
+
+    def next(self, kind: type[Any]) -> Any:
+        """The next request of this kind."""
+        while not isinstance(request := self.requests.get(timeout=DEADLINE_SECONDS), kind):
+            pass
+        return request
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._listener.close()
+
+
+class Worker:
+    """A cold cache whose block files are plain text, and what it delivered."""
+
+    def __init__(self, directory: Path, **changes: Any) -> None:
+        self.delivered: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.written: list[str] = []
+        settings: dict[str, Any] = {"read": self._read, "write": self._write, "clock": time.monotonic, **changes}
+        self.cache: ColdCache[Kv] = ColdCache(
+            connect=lambda: Peer(cachestore_socket(directory), b"worker", BlockReply),
+            fingerprint=FINGERPRINT,
+            deliver=self.delivered.put,
+            **settings,
+        )
+        self.cache.start()
+
+    @staticmethod
+    def _read(path: str, tokens: int) -> tuple[Kv, int]:
+        if path == "/damaged":
+            raise RuntimeError("not a block")
+        return tuple(range(tokens)), tokens * 10
+
+    def _write(self, path: str, payload: Kv, tokens: int, metadata: dict[str, str]) -> None:
+        if path == "/full":
+            raise OSError("no space")
+        assert parse_metadata(metadata).fingerprint == FINGERPRINT
+        self.written.append(path)
+
+    def fetch(self, token_ids: list[int], hot_blocks: int = 0, hot_tokens: int = 0) -> BlocksFetched[Kv]:
+        self.cache.fetch(prepared("r", token_ids), hot_blocks, hot_tokens)
+        fetched = self.delivered.get(timeout=DEADLINE_SECONDS)
+        assert isinstance(fetched, BlocksFetched)
+        return fetched
+
+
+Make = Callable[..., tuple[FakeStore, Worker]]
+
+
+@pytest.fixture
+def make(runtime_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """A store with these answers and a worker beside it."""
+    monkeypatch.setattr("worker.cold_cache.LOOKUP_SECONDS", 0.1)
+    monkeypatch.setattr("worker.cold_cache.CALL_SECONDS", 0.1)
+    monkeypatch.setattr("worker.cold_cache.REST_SECONDS", 0.2)
+    with contextlib.ExitStack() as ends:
+
+        def made(answer: Callable[[BlockRequest], Answer], **changes: Any) -> tuple[FakeStore, Worker]:
+            store = FakeStore(runtime_directory, answer)
+            ends.callback(store.close)
+            worker = Worker(runtime_directory, **changes)
+            ends.callback(worker.cache.stop, DEADLINE_SECONDS)
+            return store, worker
+
+        yield made
+
+
+def tokens(count: int) -> list[int]:
+    return list(range(count))
+
+
+def holding(*paths_and_grains: tuple[str, int]) -> Callable[[BlockRequest], Answer]:
+    """A store that has these blocks of whatever is asked."""
+
+    def answer(request: BlockRequest) -> Answer:
+        match request:
+            case Lookup():
+                found = tuple(FoundBlock(key=BlockKey(b"k" * 16), grains=grains) for _, grains in paths_and_grains)
+                return Found(call_id=request.call_id, blocks=found)
+            case Fetch():
+                leased = tuple(
+                    LeasedBlock(key=BlockKey(b"k" * 16), grains=g, path=path) for path, g in paths_and_grains
+                )
+                return Leased(call_id=request.call_id, lease=LeaseId(7), blocks=leased)
+            case Stage():
+                return Staged(call_id=request.call_id, lease=LeaseId(9), path="/staged")
+            case Publish():
+                return Published(call_id=request.call_id, file_bytes=1)
+            case Release():
+                return Released(call_id=request.call_id)
+            case _:
+                raise AssertionError(request)
+
+    return answer
+
+
+# --- fetch ----------------------------------------------------------------------------------------------------------
+
+
+def test_blocks_come_with_their_place_in_the_chain(make: Make) -> None:
+    """Key, parent and tokens are those that the same blocks would have had in RAM; the lease is given back."""
+    store, worker = make(holding(("/a", 16), ("/b", 3)))
+    fetched = worker.fetch(tokens(320))
+
+    expected = chain_of_blocks(tokens(256 + 48))
+    assert [(b.key, b.parent, b.start, b.token_ids, b.grains) for b in fetched.blocks] == [
+        (b.key, b.parent, b.start, b.token_ids, b.grains) for b in expected
+    ]
+    assert all(block.is_durable for block in fetched.blocks)
+    assert fetched.miss_reason == ""
+    assert store.next(Release).lease == 7
+
+
+def test_hot_blocks_are_skipped(make: Make) -> None:
+    """The chain starts after them."""
+    store, worker = make(holding(("/b", 16)))
+    fetched = worker.fetch(tokens(600), hot_blocks=1, hot_tokens=300)
+
+    assert store.next(Lookup).skip_blocks == 1
+    assert [block.start for block in fetched.blocks] == [256]
+    assert fetched.blocks[0].parent == chain_of_blocks(tokens(256))[0].key
+
+
+@pytest.mark.parametrize(("hot_tokens", "grains"), [(256 + 48, 3), (256 + 60, 3), (0, 0)])
+def test_no_file_is_read_that_ram_has(make: Make, hot_tokens: int, grains: int) -> None:
+    """A lookup costs a millisecond, a fetch reads and verifies files."""
+    store, worker = make(holding(*([("/b", grains)] if grains else [])))
+    fetched = worker.fetch(tokens(600), hot_blocks=min(hot_tokens // 256, 1), hot_tokens=hot_tokens)
+
+    assert fetched.blocks == ()
+    assert fetched.miss_reason == "absent"
+    assert isinstance(store.requests.get(timeout=DEADLINE_SECONDS), Lookup)
+    assert store.requests.empty()
+
+
+def test_a_damaged_file_ends_the_run_before_it(make: Make) -> None:
+    """K06: the prefix before it is used, the lease given back, the reason counted."""
+    store, worker = make(holding(("/a", 16), ("/damaged", 16)))
+    fetched = worker.fetch(tokens(600))
+
+    assert [block.start for block in fetched.blocks] == [0]
+    assert fetched.miss_reason == "unreadable"
+    assert store.next(Release).lease == 7
+
+
+@pytest.mark.parametrize("grains", [0, -1, 17, 40])
+def test_a_lease_of_what_was_not_asked_is_a_miss(make: Make, grains: int) -> None:
+    """A store of another mind must not end this thread, nor put wrong tokens under a key."""
+    answer = holding(("/a", grains))
+
+    def lookup_is_right(request: BlockRequest) -> Answer:
+        return holding(("/a", 16))(request) if isinstance(request, Lookup) else answer(request)
+
+    _, worker = make(lookup_is_right)
+
+    assert worker.fetch(tokens(300)).blocks == ()
+    assert worker.fetch(tokens(300)).miss_reason == "unreadable"
+
+
+def test_silence_is_a_miss_and_then_a_rest(make: Make) -> None:
+    """The first request waits for its deadline, the next ones not at all; after the rest it is asked again."""
+    store, worker = make(lambda _: None)
+
+    assert worker.fetch(tokens(300)).miss_reason == "timeout"
+    asked_at = time.monotonic()
+    reason = worker.fetch(tokens(300)).miss_reason
+    if time.monotonic() - asked_at < 0.1:
+        assert reason == "unavailable"
+
+    store.answer = holding(("/a", 16))
+    until = time.monotonic() + DEADLINE_SECONDS
+    while not (fetched := worker.fetch(tokens(300))).blocks:
+        assert time.monotonic() < until
+    assert fetched.miss_reason == ""
+
+
+def test_no_store_at_all_is_a_miss(runtime_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache can be absent: nothing raises, nothing hangs."""
+    monkeypatch.setattr("worker.cold_cache.LOOKUP_SECONDS", 0.05)
+    worker = Worker(runtime_directory)
+
+    assert worker.fetch(tokens(300)).miss_reason == "timeout"
+    assert worker.fetch(tokens(300)).miss_reason == "unavailable"
+    assert worker.cache.stop(DEADLINE_SECONDS) == 0
+
+
+def failed(request: Any) -> Answer:
+    return CacheFailed(call_id=request.call_id, failure=Failure(kind=FailureKind.INTERNAL, message="x"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (failed, "failed"),
+        (lambda request: Declined(call_id=request.call_id, reason="reconciling"), "reconciling"),
+        (lambda request: Released(call_id=request.call_id), "unexpected_reply"),
+        (lambda request: Released(call_id=request.call_id + 1000), "timeout"),
+        (lambda request: {"no": 1}, "timeout"),
+    ],
+)
+def test_other_answers_are_misses_that_say_why(make: Make, answer: Any, reason: str) -> None:
+    """Failed, declined, of another kind, to another call, or no message at all."""
+    _, worker = make(answer)
+
+    assert worker.fetch(tokens(300)).miss_reason == reason
+
+
+def test_a_fetch_answer_that_comes_too_late_is_given_back(make: Make) -> None:
+    """Its files would stay pinned as long as this worker lives."""
+    late: list[Answer] = []
+
+    def slow(request: BlockRequest) -> Answer:
+        answer = holding(("/a", 16))(request)
+        if isinstance(request, Fetch) and not late:
+            late.append(answer)
+            return None
+        return answer
+
+    store, worker = make(slow)
+    assert worker.fetch(tokens(300)).miss_reason == "timeout"
+    store.next(Fetch)
+    # The next question finds the old answer before its own.
+    then = store.answer
+    store.answer = lambda request: late[0] if isinstance(request, Lookup) else then(request)
+
+    until = time.monotonic() + DEADLINE_SECONDS
+    while worker.fetch(tokens(300)).miss_reason == "unavailable":
+        assert time.monotonic() < until
+    assert store.next(Release).lease == 7
+
+
+# --- store ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_stored_block_is_said_to_be_durable(make: Make) -> None:
+    """Written where the store said, published with its chain."""
+    store, worker = make(holding())
+    first, second = chain_of_blocks(tokens(300))
+    second.supersedes = BlockKey(b"s" * 16)
+    worker.cache.store(first)
+    worker.cache.store(second)
+
+    assert worker.delivered.get(timeout=DEADLINE_SECONDS) == BlockDurable(first.key)
+    assert worker.delivered.get(timeout=DEADLINE_SECONDS) == BlockDurable(second.key)
+    one, two = store.next(Publish), store.next(Publish)
+    assert (one.parent, one.grains) == (b"", first.grains)
+    assert (two.parent, two.grains, two.supersedes) == (first.key, second.grains, b"s" * 16)
+    assert worker.written == ["/staged", "/staged"]
+    until = time.monotonic() + DEADLINE_SECONDS
+    while worker.cache.is_storing(second.key):
+        assert time.monotonic() < until
+    assert worker.cache.stored_blocks == 2
+
+
+def test_what_the_disk_has_already_is_durable(make: Make) -> None:
+    """Another worker, or an earlier one, wrote it."""
+    _, worker = make(lambda request: Declined(call_id=request.call_id, reason="present"))
+    (block,) = chain_of_blocks(tokens(100))
+    worker.cache.store(block)
+
+    assert worker.delivered.get(timeout=DEADLINE_SECONDS) == BlockDurable(block.key)
+    assert worker.written == []
+
+
+def test_a_write_that_fails_gives_its_file_back(make: Make) -> None:
+    """ENOSPC: serving goes on, the thread too."""
+
+    def answer(request: BlockRequest) -> Answer:
+        if isinstance(request, Stage) and request.key == full.grains[-1]:
+            return Staged(call_id=request.call_id, lease=LeaseId(11), path="/full")
+        return holding()(request)
+
+    (full,) = chain_of_blocks(tokens(100))
+    (fine,) = chain_of_blocks(tokens(200))
+    store, worker = make(answer)
+    worker.cache.store(full)
+    worker.cache.store(fine)
+
+    assert worker.delivered.get(timeout=DEADLINE_SECONDS) == BlockDurable(fine.key)
+    assert store.next(Release).lease == 11
+    assert not worker.cache.is_storing(full.key)
+
+
+def test_staging_is_bounded(make: Make) -> None:
+    """Blocks that wait for a slow disk hold memory: beyond the budget they are not taken."""
+    _, worker = make(lambda _: None, staging_budget_bytes=300 * 10)
+    blocks = chain_of_blocks(tokens(700))
+    for block in blocks:
+        worker.cache.store(block)
+
+    assert [worker.cache.is_storing(block.key) for block in blocks[1:]] == [False, False]
+
+
+def test_fetches_go_before_stores(make: Make) -> None:
+    """Somebody waits for a fetch."""
+    gate = threading.Event()
+
+    def answer(request: BlockRequest) -> Answer:
+        gate.wait(DEADLINE_SECONDS)
+        return holding()(request)
+
+    store, worker = make(answer, clock=lambda: 0.0)
+    for block in chain_of_blocks(tokens(512)):
+        worker.cache.store(block)
+    first = store.next(Stage)
+    worker.cache.fetch(prepared("r", tokens(300)), 0, 0)
+    gate.set()
+
+    assert store.next(Publish).grains[-1] == first.key
+    assert isinstance(store.requests.get(timeout=DEADLINE_SECONDS), Lookup)
+
+
+# --- the real thing -------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def real_store(directory: Path, cache_directory: Path) -> Iterator[None]:
+    """The cachestore's own service and loop, in a thread."""
+    stop = threading.Event()
+    launch = CachestoreLaunch(
+        directory=str(cache_directory),
+        runtime_directory=str(directory),
+        incarnation=Incarnation(1),
+        free_floor_bytes=0,
+    )
+    listening = threading.Event()
+
+    def serve() -> None:
+        service = Service(launch, first_number=time.time_ns() // 1000)
+        service.open(time.monotonic())
+        with Listener[BlockRequest, BlockReply](cachestore_socket(directory), BlockRequest) as listener:  # pyright: ignore
+            listening.set()
+            run_cachestore(listener, service, time.monotonic, stop.is_set)
+        service.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    assert listening.wait(DEADLINE_SECONDS)
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_blocks_survive_worker_and_store(runtime_directory: Path, tmp_path: Path) -> None:
+    """K01, K02 over a restart: what one worker stored, the next one finds, bit for bit, tail included."""
+
+    def block_of(block: Block[Kv]) -> Block[Any]:
+        base = mx.array(block.token_ids, mx.float32)[None, None, :, None]
+        arrays = {"keys0": base + mx.zeros((3, 2, 1, 4)), "values0": base * 0.5 + mx.zeros((3, 2, 1, 2))}
+        mx.eval(arrays)
+        return Block(
+            key=block.key,
+            parent=block.parent,
+            start=block.start,
+            token_ids=block.token_ids,
+            grains=block.grains,
+            payload=arrays,
+            size_bytes=sum(array.nbytes for array in arrays.values()),
+        )
+
+    token_ids = tokens(BLOCK_TOKENS + 5 * GRAIN_TOKENS + 3)
+    with real_store(runtime_directory, tmp_path / "kv"):
+        first = Worker(runtime_directory, read=read_block, write=write_block)
+        until = time.monotonic() + DEADLINE_SECONDS
+        for block in map(block_of, chain_of_blocks(token_ids)):
+            # A store that still counts its files declines: try again, as the next touch would.
+            while first.cache.stored_blocks <= block.start // BLOCK_TOKENS:
+                assert time.monotonic() < until
+                if not first.cache.is_storing(block.key):
+                    first.cache.store(block)
+        assert first.cache.stop(DEADLINE_SECONDS) == 0
+    with real_store(runtime_directory, tmp_path / "kv"):
+        second = Worker(runtime_directory, read=read_block, write=write_block)
+        fetched = second.fetch([*token_ids, 1, 2, 3])
+        shorter = second.fetch(token_ids[: BLOCK_TOKENS + 40])
+        other = second.fetch([9, *token_ids])
+        second.cache.stop(DEADLINE_SECONDS)
+
+    assert [len(block.token_ids) for block in fetched.blocks] == [256, 80]
+    assert [len(block.token_ids) for block in shorter.blocks] == [256, 32]
+    assert other.miss_reason == "absent"
+    for block in [*fetched.blocks, *shorter.blocks]:
+        payload: Any = block.payload
+        assert payload["keys0"].shape == (3, 2, len(block.token_ids), 4)
+        assert payload["keys0"][1, 1, :, 3].tolist() == list(block.token_ids)
+        assert payload["values0"][2, 0, :, 1].tolist() == [token * 0.5 for token in block.token_ids]
