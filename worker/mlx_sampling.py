@@ -16,6 +16,9 @@ from protocol.sampling import Sampling
 
 _NEVER = -mx.inf
 
+_COLDEST = 1e-6
+"""The smallest temperature that is not 0: only logits equal to the best one have a chance at either."""
+
 
 class BatchSampler:
     """Holds the settings of the rows of one decode batch, in their order."""
@@ -68,8 +71,11 @@ class BatchSampler:
         if all(row.temperature == 0 for row in self._rows):
             tokens = greedy
         else:
-            temperatures = self._column([row.temperature or 1.0 for row in self._rows])
-            truncated = self._truncated(logits / temperatures)
+            temperatures = self._column(
+                [max(row.temperature, _COLDEST) if row.temperature else 1.0 for row in self._rows]
+            )
+            # From the best downwards, so that a division by a tiny temperature leaves 0 for it and not an infinity.
+            truncated = self._truncated((logits - mx.max(logits, axis=-1, keepdims=True)) / temperatures)
             keys = mx.array([_key(seed, at) for seed, at in zip(self._seeds, positions, strict=True)], mx.uint32)
             drawn = _categorical(truncated, keys)
             is_greedy = mx.array([row.temperature == 0 for row in self._rows])
@@ -110,8 +116,8 @@ class BatchSampler:
             probabilities = mx.softmax(ordered, axis=-1)
             mass_before = mx.cumsum(probabilities, axis=-1) - probabilities
             keep_mass = self._column([row.top_p for row in self._rows])
-            # The best token has no mass before it, so one always stays.
-            ordered = mx.where((mass_before < keep_mass) | (keep_mass >= 1), ordered, _NEVER)
+            # The best token stays, also with a top_p of 0.
+            ordered = mx.where((mass_before < keep_mass) | (keep_mass >= 1) | (ranks == 0), ordered, _NEVER)
             logits = mx.put_along_axis(logits, order, ordered, axis=-1)
         return logits
 
