@@ -32,12 +32,14 @@ from protocol.blocks import (
     Leased,
     LeasedBlock,
     Lookup,
+    PinBlocks,
     Publish,
     Published,
     Release,
     Released,
     Stage,
     Staged,
+    UnpinBlocks,
 )
 from protocol.failures import Failure, FailureKind
 from protocol.ids import LeaseId
@@ -126,6 +128,8 @@ class Service:
                     blocks, file_bytes = store.forget(request.fingerprint)
                     _log.info("forgotten", fingerprint=request.fingerprint, blocks=blocks, file_bytes=file_bytes)
                     return Forgotten(call_id=request.call_id, blocks=blocks, file_bytes=file_bytes)
+                case PinBlocks() | UnpinBlocks():
+                    return Declined(call_id=request.call_id, reason="invalid")
                 case Describe():
                     return self._describe(store, request)
                 case _:
@@ -327,7 +331,7 @@ def unserved(request: BlockRequest, reason: str) -> BlockReply:
             return Declined(call_id=request.call_id, reason=reason)
         case Release():
             return Released(call_id=request.call_id)
-        case Forget() | Describe():
+        case Forget() | PinBlocks() | UnpinBlocks() | Describe():
             message = f"the cache directory cannot be used ({reason}): see the cachestore's log, then try again"
             failure = Failure(kind=FailureKind.INTERNAL, message=message)
             return CacheFailed(call_id=request.call_id, failure=failure)

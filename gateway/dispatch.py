@@ -70,6 +70,8 @@ from protocol.generation import (
     Prefilling,
     Queued,
     RequestEvent,
+    Warm,
+    Warmed,
     WorkerCommand,
     WorkerEvent,
 )
@@ -204,7 +206,7 @@ class Dispatch:
 
     # --- for others ------------------------------------------------------------------------------------------------
 
-    def submit(self, model: ModelName, generate: Generate) -> Reply:
+    def submit(self, model: ModelName, generate: Generate | Warm) -> Reply:
         """Run a request. The reply ends exactly once, whatever happens to the model's process."""
         reply = Reply(generate.request_id, lambda request_id: self._post(_Cancelled(request_id=request_id)))
         if self._done.is_set():
@@ -418,7 +420,7 @@ class Dispatch:
                 await self._tell_fleet(WorkerReady(model=model, incarnation=incarnation, limits=message), hands)
             case Loading():
                 worker.loading = message
-            case Queued() | Prefilling() | Delta() | Finished() | Failed():
+            case Queued() | Prefilling() | Delta() | Finished() | Warmed() | Failed():
                 await self._request_event(worker, message, hands)
             case Pong():
                 worker.books, worker.pong_at = message, self._clock()
@@ -439,7 +441,7 @@ class Dispatch:
             self._count_fault(worker, f"{type(event).__name__} for a request that it does not have")
             return
         request.reply.put(event)
-        if isinstance(event, (Finished, Failed)):
+        if isinstance(event, (Finished, Warmed, Failed)):
             await self._work_changed(worker.model, worker.incarnation, hands)
 
     async def _fault(self, worker: _Worker, what: str, hands: "_Hands") -> None:

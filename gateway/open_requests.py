@@ -8,7 +8,7 @@ from typing import Literal, TypeVar, assert_never
 from msgspec import Struct
 
 from gateway.replies import Reply
-from protocol.generation import Delta, Failed, Finished, Generate, Prefilling, Queued, RequestEvent
+from protocol.generation import Delta, Failed, Finished, Generate, Prefilling, Queued, RequestEvent, Warm, Warmed
 from protocol.ids import Incarnation, ModelName, RequestId
 
 Key = TypeVar("Key", ModelName, Incarnation)
@@ -21,7 +21,7 @@ class OpenRequest(Struct, kw_only=True):
     """One request on its way. Only `OpenRequests` changes it."""
 
     model: ModelName
-    generate: Generate
+    generate: Generate | Warm
     reply: Reply
     phase: Phase = "waiting"
     incarnation: Incarnation | None = None
@@ -90,7 +90,7 @@ class OpenRequests:
         if request is None or request.incarnation != incarnation:
             return None
         match event:
-            case Finished() | Failed():
+            case Finished() | Warmed() | Failed():
                 self.remove(request)
             case Queued() if request.phase == "sent":
                 request.phase = "accepted"

@@ -3,14 +3,14 @@
 from typing import Protocol
 
 from gateway.replies import Reply
-from protocol.generation import Generate
+from protocol.generation import Generate, Warm
 from protocol.ids import ModelName
 
 
 class Generator(Protocol):
     """Runs requests."""
 
-    def submit(self, model: ModelName, generate: Generate) -> Reply:
+    def submit(self, model: ModelName, generate: Generate | Warm) -> Reply:
         """Hand a request over. Never blocks and never raises for a model's sake: the reply says how it ends."""
         ...
 

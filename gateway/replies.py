@@ -4,12 +4,12 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from protocol.generation import Delta, Failed, Finished, Prefilling, RequestEvent
+from protocol.generation import Delta, Failed, Finished, Prefilling, RequestEvent, Warmed
 from protocol.ids import RequestId
 
 
 class Reply:
-    """An async iterator of one request's events, which ends after exactly one Finished or Failed.
+    """An async iterator of one request's events, which ends after exactly one Finished, Warmed or Failed.
 
     Bounded: deltas that nobody has read yet are merged into one, and of progress only the newest is kept, so a slow
     reader holds one string, not a queue.
@@ -44,7 +44,7 @@ class Reply:
             self._events[-1] = event  # only the newest progress is of interest
         else:
             self._events.append(event)
-        self._complete = isinstance(event, (Finished, Failed))
+        self._complete = isinstance(event, (Finished, Warmed, Failed))
         self._arrived.set()
 
     def cancel(self) -> None:

@@ -4,6 +4,8 @@ Control travels here, bytes do not: a lease hands out paths and the worker reads
 Every request carries a `call_id` of the caller's choosing and gets exactly one reply with the same one.
 """
 
+from typing import Literal
+
 from msgspec import Struct
 
 from protocol.failures import Failure
@@ -33,12 +35,17 @@ class Fetch(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Stage(Struct, frozen=True, kw_only=True, tag=True):
-    """Ask for a private file to write one block into. `file_bytes` is what it will take at most."""
+    """Ask for a private file to write one block into. `file_bytes` is what it will take at most.
+
+    `owner` may have it forgotten; unused for `ttl_seconds` (None: no limit but the quota) it is dropped.
+    """
 
     call_id: int
     fingerprint: str
     key: BlockKey
     file_bytes: int
+    owner: str = ""
+    ttl_seconds: float | None = None
 
 
 class Publish(Struct, frozen=True, kw_only=True, tag=True):
@@ -63,10 +70,35 @@ class Release(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Forget(Struct, frozen=True, kw_only=True, tag=True):
-    """Delete every block of one model fingerprint, or of all when it is None. Leased ones go when given back."""
+    """Delete the blocks that match every criterion given; with none given, all. Leased ones go when given back.
+
+    Pinned blocks go too. `asked_by` stands in the audit line that every purge leaves.
+    """
 
     call_id: int
-    fingerprint: str | None
+    fingerprint: str | None = None
+    owner: str | None = None
+    unused_for_seconds: float | None = None
+    asked_by: str = ""
+
+
+class PinBlocks(Struct, frozen=True, kw_only=True, tag=True):
+    """Keep these blocks (and their parents) from eviction for `ttl_seconds`. Same owner and name: replaced."""
+
+    call_id: int
+    fingerprint: str
+    keys: tuple[BlockKey, ...]
+    owner: str
+    name: str
+    ttl_seconds: float | None = None
+
+
+class UnpinBlocks(Struct, frozen=True, kw_only=True, tag=True):
+    """Let a pinned set age like any other. An unknown name is fine."""
+
+    call_id: int
+    owner: str
+    name: str
 
 
 class Describe(Struct, frozen=True, kw_only=True, tag=True):
@@ -75,7 +107,7 @@ class Describe(Struct, frozen=True, kw_only=True, tag=True):
     call_id: int
 
 
-BlockRequest = Lookup | Fetch | Stage | Publish | Release | Forget | Describe
+BlockRequest = Lookup | Fetch | Stage | Publish | Release | Forget | PinBlocks | UnpinBlocks | Describe
 
 
 class FoundBlock(Struct, frozen=True, kw_only=True):
@@ -83,6 +115,7 @@ class FoundBlock(Struct, frozen=True, kw_only=True):
 
     key: BlockKey
     grains: int
+    file_bytes: int = 0
 
 
 class LeasedBlock(Struct, frozen=True, kw_only=True):
@@ -145,6 +178,34 @@ class Forgotten(Struct, frozen=True, kw_only=True, tag=True):
     file_bytes: int
 
 
+class Pinned(Struct, frozen=True, kw_only=True, tag=True):
+    """Answer to PinBlocks: how many of them are there and pinned now."""
+
+    call_id: int
+    blocks: int
+
+
+class Unpinned(Struct, frozen=True, kw_only=True, tag=True):
+    """Answer to UnpinBlocks."""
+
+    call_id: int
+    blocks: int
+
+
+class PinBooks(Struct, frozen=True, kw_only=True):
+    """One pinned set on disk. `expires_unix` None is never."""
+
+    owner: str
+    name: str
+    blocks: int
+    file_bytes: int
+    expires_unix: float | None = None
+
+
+WriteState = Literal["green", "yellow", "red"]
+"""How much of the day's write budget is gone: under half, more than half, all (nothing more is written today)."""
+
+
 class Described(Struct, frozen=True, kw_only=True, tag=True):
     """Answer to Describe."""
 
@@ -157,6 +218,11 @@ class Described(Struct, frozen=True, kw_only=True, tag=True):
     written_bytes: int
     evicted: int
     quarantined: int
+    written_today_bytes: int = 0
+    daily_write_bytes: int | None = None
+    write_state: WriteState = "green"
+    expired: int = 0
+    pins: tuple[PinBooks, ...] = ()
 
 
 class CacheFailed(Struct, frozen=True, kw_only=True, tag=True):
@@ -166,4 +232,6 @@ class CacheFailed(Struct, frozen=True, kw_only=True, tag=True):
     failure: Failure
 
 
-BlockReply = Found | Leased | Staged | Declined | Published | Released | Forgotten | Described | CacheFailed
+BlockReply = (
+    Found | Leased | Staged | Declined | Published | Released | Forgotten | Pinned | Unpinned | Described | CacheFailed
+)

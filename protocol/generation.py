@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from protocol.failures import Failure
 from protocol.handshake import Hello, Refused, Welcome
-from protocol.ids import RequestId
+from protocol.ids import Grain, RequestId
 from protocol.sampling import Sampling
 
 # --- prompts -------------------------------------------------------------------------------------------------------
@@ -57,6 +57,30 @@ class TokenPrompt(Struct, frozen=True, kw_only=True, tag=True):
 
 Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
+# --- cache use -----------------------------------------------------------------------------------------------------
+
+
+class CacheUse(Struct, frozen=True, kw_only=True):
+    """How a request may use the prefix cache.
+
+    `scope` is the secret salt of whoever may share this prefix; equal prefixes of two scopes never meet. `owner` is a
+    public id (see `protocol.scopes`) by which an owner's blocks can be forgotten. `retention` "in_memory" keeps the
+    prompt off the disk. `disk_ttl_seconds` is how long an unused block of this owner stays there; None is for ever.
+    """
+
+    scope: bytes = b""
+    owner: str = ""
+    retention: Literal["disk", "in_memory"] = "disk"
+    disk_ttl_seconds: float | None = None
+
+
+class Pin(Struct, frozen=True, kw_only=True):
+    """Keep a prefix from being evicted, under a name that is unique within its owner. `ttl_seconds` None: for ever."""
+
+    name: str
+    ttl_seconds: float | None = None
+
+
 # --- commands ------------------------------------------------------------------------------------------------------
 
 
@@ -64,7 +88,6 @@ class Generate(Struct, frozen=True, kw_only=True, tag=True):
     """Run one row.
 
     `max_tokens` None means up to the context's end. `top_logprobs` None means no logprobs, 0 the chosen token's only.
-    `cache_scope` is the secret salt of whoever may share this prefix; equal prefixes of two scopes never meet.
     """
 
     request_id: RequestId
@@ -74,7 +97,35 @@ class Generate(Struct, frozen=True, kw_only=True, tag=True):
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     top_logprobs: int | None = None
-    cache_scope: bytes = b""
+    cache: CacheUse = CacheUse()
+
+
+class Warm(Struct, frozen=True, kw_only=True, tag=True):
+    """Compute a prompt's prefix and keep it, draw nothing. Runs when nobody waits. Ends with `Warmed` or `Failed`."""
+
+    request_id: RequestId
+    prompt: Prompt
+    cache: CacheUse = CacheUse()
+    pin: Pin | None = None
+
+
+class Unpin(Struct, frozen=True, kw_only=True, tag=True):
+    """Let a pinned prefix age like any other. An unknown name is fine."""
+
+    owner: str
+    name: str
+
+
+class SetBudget(Struct, frozen=True, kw_only=True, tag=True):
+    """Change how much RAM the hot tier may take, now."""
+
+    hot_cache_bytes: int
+
+
+class ForgetHot(Struct, frozen=True, kw_only=True, tag=True):
+    """Drop hot blocks: those of one owner, or all. Rows that run keep what they copied."""
+
+    owner: str | None = None
 
 
 class Cancel(Struct, frozen=True, kw_only=True, tag=True):
@@ -95,7 +146,7 @@ class Ping(Struct, frozen=True, kw_only=True, tag=True):
     nonce: int
 
 
-WorkerCommand = Generate | Cancel | Drain | Ping | Welcome | Refused
+WorkerCommand = Generate | Warm | Cancel | Drain | Ping | Unpin | SetBudget | ForgetHot | Welcome | Refused
 
 # --- events --------------------------------------------------------------------------------------------------------
 
@@ -126,10 +177,16 @@ class Loading(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Queued(Struct, frozen=True, kw_only=True, tag=True):
-    """The text plane accepted the request: its prompt renders and fits. From here on a 200 may be sent."""
+    """The text plane accepted the request: its prompt renders and fits. From here on a 200 may be sent.
+
+    `message_starts` are the positions where each message's text begins in the prompt's tokens, where that is known;
+    `grains` the prompt's chain (see `protocol.ids.Grain`), by which two prompts can be compared without their text.
+    """
 
     request_id: RequestId
     prompt_tokens: int
+    message_starts: tuple[int, ...] = ()
+    grains: tuple[Grain, ...] = ()
 
 
 class Prefilling(Struct, frozen=True, kw_only=True, tag=True):
@@ -191,6 +248,23 @@ class Timings(Struct, frozen=True, kw_only=True):
     prefill_slices: int
 
 
+class CacheReport(Struct, frozen=True, kw_only=True):
+    """What the prefix cache did for one request, and why not more.
+
+    `ram_tokens + disk_tokens` were not computed again. `miss_reason` says why the rest was: `absent`, `evicted`,
+    `hybrid_boundary`, `disk_slower`, `integrity`, `timeout`, `unavailable`, `off`, … or is empty. The two expected
+    times are what restore-or-recompute weighed; None when it had nothing to weigh.
+    """
+
+    ram_tokens: int = 0
+    disk_tokens: int = 0
+    miss_reason: str = ""
+    restored_bytes: int = 0
+    restore_seconds: float = 0.0
+    expected_restore_seconds: float | None = None
+    expected_compute_seconds: float | None = None
+
+
 class Finished(Struct, frozen=True, kw_only=True, tag=True):
     """The good end."""
 
@@ -198,7 +272,21 @@ class Finished(Struct, frozen=True, kw_only=True, tag=True):
     reason: FinishReason
     usage: Usage
     timings: Timings
+    cache: CacheReport = CacheReport()
     matched_stop: str | None = None
+
+
+class Warmed(Struct, frozen=True, kw_only=True, tag=True):
+    """The good end of a `Warm`: the prefix is hot in `blocks` blocks of `size_bytes`, `durable_blocks` on disk too."""
+
+    request_id: RequestId
+    prompt_tokens: int
+    cached_tokens: int
+    blocks: int
+    size_bytes: int
+    durable_blocks: int
+    timings: Timings
+    cache: CacheReport = CacheReport()
 
 
 class Failed(Struct, frozen=True, kw_only=True, tag=True):
@@ -206,6 +294,16 @@ class Failed(Struct, frozen=True, kw_only=True, tag=True):
 
     request_id: RequestId
     failure: Failure
+
+
+class PinnedPrefix(Struct, frozen=True, kw_only=True):
+    """A pinned prefix of this worker. `expires_seconds` from now; None is never."""
+
+    owner: str
+    name: str
+    tokens: int
+    size_bytes: int
+    expires_seconds: float | None = None
 
 
 class Pong(Struct, frozen=True, kw_only=True, tag=True):
@@ -221,7 +319,11 @@ class Pong(Struct, frozen=True, kw_only=True, tag=True):
     active_bytes: int
     hot_cache_bytes: int
     hot_cache_blocks: int
+    hot_cache_budget_bytes: int = 0
+    prefill_tokens_per_second: float = 0.0
+    read_bytes_per_second: float = 0.0
     misses: dict[str, int] = {}
+    pins: tuple[PinnedPrefix, ...] = ()
 
 
 class LastWords(Struct, frozen=True, kw_only=True, tag=True):
@@ -230,7 +332,7 @@ class LastWords(Struct, frozen=True, kw_only=True, tag=True):
     failure: Failure
 
 
-WorkerEvent = Hello | Ready | Loading | Queued | Prefilling | Delta | Finished | Failed | Pong | LastWords
+WorkerEvent = Hello | Ready | Loading | Queued | Prefilling | Delta | Finished | Warmed | Failed | Pong | LastWords
 
-RequestEvent = Queued | Prefilling | Delta | Finished | Failed
+RequestEvent = Queued | Prefilling | Delta | Finished | Warmed | Failed
 """The events that belong to one request."""

@@ -36,5 +36,6 @@ class CachestoreLaunch(Struct, frozen=True, kw_only=True):
     runtime_directory: str
     incarnation: Incarnation
     quota_bytes: int = 50 * 1024**3
+    daily_write_bytes: int | None = 200 * 1024**3
     free_floor_bytes: int = 5 * 1024**3
     log_level: str = "info"

@@ -24,11 +24,15 @@ from protocol.framing import MalformedMessage
 from protocol.generation import (
     Cancel,
     Drain,
+    ForgetHot,
     Generate,
     LastWords,
     Loading,
     Ping,
     Ready,
+    SetBudget,
+    Unpin,
+    Warm,
     WorkerCommand,
     WorkerEvent,
 )
@@ -130,6 +134,8 @@ class Worker:
                 # The gateway sends requests after Ready only.
                 if self._text_plane is not None:
                     self._text_plane.submit(command)
+            case Warm() | Unpin() | SetBudget() | ForgetHot():
+                pass  # the next commit
             case Cancel() | Drain() | Ping():
                 self._inbox.put(command)
             case Welcome():

@@ -80,7 +80,7 @@ class TextPlane:
             )
         token_ids = prompt_token_ids(self._tokenizer, request.prompt, self._vocabulary_size)
         max_tokens = resolve_max_tokens(request, len(token_ids), self._context_tokens)
-        root = hashing.root(self._fingerprint, request.cache_scope)
+        root = hashing.root(self._fingerprint, request.cache.scope)
         return Prepared(
             request=request,
             token_ids=tuple(token_ids),

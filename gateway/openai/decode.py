@@ -20,7 +20,6 @@ _IGNORED = frozenset(
         "priority",
         "prompt_cache_key",
         "prompt_cache_options",
-        "prompt_cache_retention",
         "reasoning_effort",
         "safety_identifier",
         "service_tier",

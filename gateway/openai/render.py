@@ -39,6 +39,7 @@ from protocol.generation import (
     Queued,
     RequestEvent,
     Usage,
+    Warmed,
 )
 
 UsageChunk = Literal["asked", "unasked"]
@@ -75,7 +76,7 @@ class ChatStream:
                 content = [_token(token) for token in event.logprobs]
                 chunk = self._chunk(delta=ChatDelta(content=event.text), logprobs=ChatLogprobs(content=content))
                 return self._opening() + _event(chunk)
-            case Queued() | Prefilling():
+            case Queued() | Prefilling() | Warmed():
                 return self._opening()
             case Finished():
                 last = _event(self._chunk(delta=ChatDelta(), finish_reason=_end_reason(event.reason)))
@@ -127,7 +128,7 @@ class TextStream:
             case Delta():
                 logprobs = _legacy_logprobs(event.logprobs, self._offsets, self._top_logprobs)
                 return _event(self._chunk(TextChoice(text=event.text, logprobs=logprobs)))
-            case Queued() | Prefilling():
+            case Queued() | Prefilling() | Warmed():
                 return b""
             case Finished():
                 last = _event(self._chunk(TextChoice(text="", finish_reason=_end_reason(event.reason))))

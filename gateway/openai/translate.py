@@ -15,9 +15,10 @@ from gateway.openai.schema import (
     Message,
 )
 from protocol.failures import Failure, FailureKind
-from protocol.generation import ChatMessage, ChatPrompt, Generate, Prompt, TextPrompt, TokenPrompt, ToolCall
+from protocol.generation import CacheUse, ChatMessage, ChatPrompt, Generate, Prompt, TextPrompt, TokenPrompt, ToolCall
 from protocol.ids import RequestId
 from protocol.sampling import Sampling
+from protocol.scopes import owner_id
 
 COMPLETION_MAX_TOKENS = 16
 """Of /v1/completions, when the client names none: OpenAI's contract."""
@@ -126,7 +127,11 @@ def _generate(
         stop=_stop(request.stop),
         stop_token_ids=tuple(request.stop_token_ids or ()),
         top_logprobs=top_logprobs,
-        cache_scope=_narrowed(cache_scope, request.cache_salt),
+        cache=CacheUse(
+            scope=_narrowed(cache_scope, request.cache_salt),
+            owner=owner_id(cache_scope),
+            retention="in_memory" if request.prompt_cache_retention == "in_memory" else "disk",
+        ),
     )
 
 

@@ -172,7 +172,7 @@ async def test_callers_differ_in_scope(house: House):
     for key in [keys[0], keys[1], keys[0]]:
         async with house.client(x_api_key=key) as client:
             await client.post("/v1/chat/completions", json=CHAT)
-    local, ann, bob, ann_again = [generate.cache_scope for generate in house.generator.asked]
+    local, ann, bob, ann_again = [generate.cache.scope for generate in house.generator.asked]
     assert local == LOCAL_SCOPE
     assert ann == ann_again
     assert len({local, ann, bob}) == 3

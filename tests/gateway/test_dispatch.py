@@ -14,7 +14,7 @@ from gateway.fleet_terms import FleetSettings
 from gateway.status import ServiceStatus
 from protocol.addresses import gateway_socket
 from protocol.failures import FailureKind
-from protocol.generation import Generate, TextPrompt, WorkerCommand, WorkerEvent
+from protocol.generation import CacheUse, Generate, TextPrompt, WorkerCommand, WorkerEvent
 from protocol.handshake import PROTOCOL_VERSION, Hello, Refused
 from protocol.ids import Incarnation, ModelName, RequestId
 from protocol.sampling import Sampling
@@ -57,7 +57,9 @@ async def running(runtime_directory: Path, *worker_command: str) -> AsyncIterato
 
 def submit(dispatch: Dispatch, model: str) -> Collected:
     prompt = TextPrompt(text=SECRET)
-    generate = Generate(request_id=RequestId("r"), prompt=prompt, sampling=Sampling(), cache_scope=SECRET.encode())
+    generate = Generate(
+        request_id=RequestId("r"), prompt=prompt, sampling=Sampling(), cache=CacheUse(scope=SECRET.encode())
+    )
     return Collected(dispatch.submit(ModelName(model), generate))
 
 

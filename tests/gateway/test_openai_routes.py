@@ -56,7 +56,7 @@ async def test_a_whole_chat_answer() -> None:
     assert answer.json["system_fingerprint"] == "mlxd-test"
     assert answer.json["choices"][0]["message"] == {"role": "assistant", "content": "Hello", "refusal": None}
     ((model, generate),) = generator.asked
-    assert (model, generate.cache_scope, generate.sampling.temperature) == (MODEL, SCOPE, 0)
+    assert (model, generate.cache.scope, generate.sampling.temperature) == (MODEL, SCOPE, 0)
     assert generator.cancelled == []
     assert "x-mlxd-ignored-params" not in answer.headers
 

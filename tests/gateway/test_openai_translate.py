@@ -14,6 +14,7 @@ from gateway.openai.translate import chat_to_generate, completion_to_generate
 from protocol.failures import Failure, FailureKind
 from protocol.framing import Codec
 from protocol.generation import (
+    CacheUse,
     ChatMessage,
     ChatPrompt,
     Generate,
@@ -26,6 +27,7 @@ from protocol.generation import (
 )
 from protocol.ids import RequestId
 from protocol.sampling import Sampling
+from protocol.scopes import owner_id
 
 ID = RequestId("req_1")
 SCOPE = b"scope of alice"
@@ -102,7 +104,7 @@ def test_every_honoured_option_reaches_the_worker() -> None:
         stop=("a", "b"),
         stop_token_ids=(2,),
         top_logprobs=3,
-        cache_scope=SCOPE,
+        cache=CacheUse(scope=SCOPE, owner=owner_id(SCOPE)),
     )
     plain = good(chat())
     assert (plain.sampling, plain.max_tokens, plain.stop, plain.top_logprobs) == (Sampling(), None, (), None)
@@ -223,9 +225,9 @@ def test_a_salt_narrows_the_callers_own_scope() -> None:
     decoded = decode(b'{"model":"m","messages":[{"role":"user","content":"x"}],"cache_salt":"s"}', ChatRequest)
     assert isinstance(decoded, Decoded)
     of_bob = good(chat_to_generate(decoded.request, request_id=ID, cache_scope=b"scope of bob"))
-    scopes = [good(chat(cache_salt=salt)).cache_scope for salt in ("s", "s", "t")]
+    scopes = [good(chat(cache_salt=salt)).cache.scope for salt in ("s", "s", "t")]
     assert scopes[0] == scopes[1]
-    assert len({*scopes, SCOPE, of_bob.cache_scope}) == 4
+    assert len({*scopes, SCOPE, of_bob.cache.scope}) == 4
 
 
 # --- messages --------------------------------------------------------------------------------------------------------

@@ -46,11 +46,23 @@ def _generate(prompt: generation.Prompt) -> generation.Generate:
         stop=("end",),
         stop_token_ids=(2,),
         top_logprobs=1,
-        cache_scope=b"salt",
+        cache=generation.CacheUse(
+            scope=b"salt", owner="0011223344556677", retention="in_memory", disk_ttl_seconds=3600.0
+        ),
     )
 
 
 _LOGPROB = generation.TokenLogprob(token="é", token_bytes=b"\xc3\xa9", logprob=-0.25)
+
+_REPORT = generation.CacheReport(
+    ram_tokens=256,
+    disk_tokens=16,
+    miss_reason="absent",
+    restored_bytes=1000,
+    restore_seconds=0.01,
+    expected_restore_seconds=0.02,
+    expected_compute_seconds=1.5,
+)
 
 EXAMPLES: tuple[Struct, ...] = (
     # handshake
@@ -61,6 +73,15 @@ EXAMPLES: tuple[Struct, ...] = (
     _generate(_CHAT),
     _generate(generation.TextPrompt(text="once")),
     _generate(generation.TokenPrompt(token_ids=(1, 2, 70000))),
+    generation.Warm(
+        request_id=_REQUEST,
+        prompt=generation.TextPrompt(text="once"),
+        cache=generation.CacheUse(scope=b"salt", owner="ab"),
+        pin=generation.Pin(name="repo", ttl_seconds=60.0),
+    ),
+    generation.Unpin(owner="ab", name="repo"),
+    generation.SetBudget(hot_cache_bytes=1000),
+    generation.ForgetHot(owner="ab"),
     generation.Cancel(request_id=_REQUEST),
     generation.Drain(deadline_seconds=2.5),
     generation.Ping(nonce=1),
@@ -74,7 +95,7 @@ EXAMPLES: tuple[Struct, ...] = (
         fingerprint="abc",
     ),
     generation.Loading(done_bytes=1, total_bytes=2),
-    generation.Queued(request_id=_REQUEST, prompt_tokens=12),
+    generation.Queued(request_id=_REQUEST, prompt_tokens=12, message_starts=(3, 8), grains=_GRAINS),
     generation.Prefilling(request_id=_REQUEST, done_tokens=256, total_tokens=1000, cached_tokens=128),
     generation.Delta(
         request_id=_REQUEST,
@@ -87,7 +108,18 @@ EXAMPLES: tuple[Struct, ...] = (
         reason=generation.FinishReason.STOP,
         usage=generation.Usage(prompt_tokens=12, completion_tokens=3, cached_tokens=0),
         timings=generation.Timings(queue_seconds=0.5, prefill_seconds=0.25, decode_seconds=1.0, prefill_slices=2),
+        cache=_REPORT,
         matched_stop="end",
+    ),
+    generation.Warmed(
+        request_id=_REQUEST,
+        prompt_tokens=300,
+        cached_tokens=256,
+        blocks=2,
+        size_bytes=9,
+        durable_blocks=1,
+        timings=generation.Timings(queue_seconds=0.5, prefill_seconds=0.25, decode_seconds=0.0, prefill_slices=1),
+        cache=_REPORT,
     ),
     generation.Failed(request_id=_REQUEST, failure=_FAILURE),
     generation.Pong(
@@ -98,19 +130,25 @@ EXAMPLES: tuple[Struct, ...] = (
         active_bytes=4,
         hot_cache_bytes=5,
         hot_cache_blocks=6,
+        hot_cache_budget_bytes=7,
+        prefill_tokens_per_second=100.5,
+        read_bytes_per_second=1e9,
         misses={"absent": 1},
+        pins=(generation.PinnedPrefix(owner="ab", name="repo", tokens=300, size_bytes=9, expires_seconds=60.0),),
     ),
     generation.LastWords(failure=_FAILURE),
     # worker → cachestore
     blocks.Lookup(call_id=1, fingerprint="abc", grains=_GRAINS, skip_blocks=1),
     blocks.Fetch(call_id=1, fingerprint="abc", grains=_GRAINS, skip_blocks=1),
-    blocks.Stage(call_id=1, fingerprint="abc", key=_KEY, file_bytes=4096),
+    blocks.Stage(call_id=1, fingerprint="abc", key=_KEY, file_bytes=4096, owner="ab", ttl_seconds=3600.0),
     blocks.Publish(call_id=1, lease=_LEASE, parent=BlockKey(b""), grains=_GRAINS, supersedes=_KEY),
     blocks.Release(call_id=1, lease=_LEASE),
-    blocks.Forget(call_id=1, fingerprint=None),
+    blocks.Forget(call_id=1, fingerprint="abc", owner="ab", unused_for_seconds=60.0, asked_by="cli"),
+    blocks.PinBlocks(call_id=1, fingerprint="abc", keys=(_KEY,), owner="ab", name="repo", ttl_seconds=60.0),
+    blocks.UnpinBlocks(call_id=1, owner="ab", name="repo"),
     blocks.Describe(call_id=1),
     # cachestore → worker
-    blocks.Found(call_id=1, blocks=(blocks.FoundBlock(key=_KEY, grains=2),)),
+    blocks.Found(call_id=1, blocks=(blocks.FoundBlock(key=_KEY, grains=2, file_bytes=4096),)),
     blocks.Leased(
         call_id=1, lease=_LEASE, blocks=(blocks.LeasedBlock(key=_KEY, grains=2, path="a/b"),), miss_reason="integrity"
     ),
@@ -119,6 +157,8 @@ EXAMPLES: tuple[Struct, ...] = (
     blocks.Published(call_id=1, file_bytes=4096),
     blocks.Released(call_id=1),
     blocks.Forgotten(call_id=1, blocks=2, file_bytes=8192),
+    blocks.Pinned(call_id=1, blocks=2),
+    blocks.Unpinned(call_id=1, blocks=2),
     blocks.Described(
         call_id=1,
         blocks=1,
@@ -129,6 +169,11 @@ EXAMPLES: tuple[Struct, ...] = (
         written_bytes=6,
         evicted=7,
         quarantined=8,
+        written_today_bytes=9,
+        daily_write_bytes=10,
+        write_state="yellow",
+        expired=11,
+        pins=(blocks.PinBooks(owner="ab", name="repo", blocks=2, file_bytes=9, expires_unix=1e9),),
     ),
     blocks.CacheFailed(call_id=1, failure=_FAILURE),
 )

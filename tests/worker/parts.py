@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from protocol.generation import Generate, TokenPrompt
+from protocol.generation import CacheUse, Generate, TokenPrompt
 from protocol.ids import BLOCK_TOKENS, BlockKey, RequestId
 from protocol.sampling import Sampling
 from worker import hashing
@@ -34,7 +34,7 @@ def prepared(
         stop=stop,
         stop_token_ids=stop_token_ids,
         top_logprobs=top_logprobs,
-        cache_scope=scope,
+        cache=CacheUse(scope=scope),
     )
     root = hashing.root(FINGERPRINT, scope)
     return Prepared(
