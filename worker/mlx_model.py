@@ -20,7 +20,9 @@ KV_LAYOUT = 1
 """Part of the fingerprint: change it when the meaning of a stored block changes."""
 
 _SAMPLE_BYTES = 64 * 1024
-_UNBATCHABLE = frozenset(["gemma2", "afm7", "gpt_bigcode", "internlm3", "llama4", "olmo", "phi3small", "deepseek_v41"])
+_UNBATCHABLE = frozenset(
+    ["gemma2", "afm7", "gpt_bigcode", "internlm2", "internlm3", "llama4", "olmo", "phi3small", "deepseek_v41"]
+)
 """Model types whose batched attention is wrong or raises in mlx-lm 0.32 (mlx-lm#1903 and our own runs)."""
 
 _POSITION_DEPENDENT_KEYS = frozenset(["internlm2", "internlm3"])

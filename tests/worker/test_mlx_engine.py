@@ -1,0 +1,431 @@
+"""The engine against mlx-lm's own generation: the same tokens, alone or batched, cold or from cached blocks."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.generate import generate_step
+
+from protocol.generation import ChosenLogprob
+from protocol.ids import BLOCK_TOKENS
+from protocol.sampling import Sampling
+from tests.worker.parts import GREEDY, prepared
+from tests.worker.test_prefix_cache import RecordingDisk
+from tests.worker.tiny_models import CONFIGS, VOCABULARY, make_tiny_model
+from worker.mlx_engine import MlxEngine
+from worker.mlx_model import LoadedModel, context_tokens, fingerprint, load_model
+from worker.prefix_cache import PrefixCache
+from worker.prefix_index import PrefixIndex
+
+REUSABLE = {"llama", "deepseek_v3"}
+
+
+class PlainTokenizer:
+    """Token 7 is `<7>`."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "".join(f"<{token}>" for token in token_ids)
+
+
+@dataclass
+class Model:
+    """A loaded tiny model, with what mlx-lm itself makes of a prompt."""
+
+    loaded: LoadedModel
+    known: dict[tuple[tuple[int, ...], int], tuple[list[int], list[Any]]] = field(default_factory=dict)
+
+    def engine(self) -> MlxEngine:
+        return MlxEngine(self.loaded, PlainTokenizer())
+
+    def reference(self, token_ids: Sequence[int], count: int) -> tuple[list[int], list[Any]]:
+        """Greedy tokens and logprobs of `generate_step`."""
+        key = (tuple(token_ids), count)
+        if key not in self.known:
+            steps = generate_step(mx.array(list(token_ids)), self.loaded.model, max_tokens=count)
+            pairs = [(int(token), np.array(logprobs)) for token, logprobs in steps]
+            self.known[key] = [token for token, _ in pairs], [logprobs for _, logprobs in pairs]
+        return self.known[key]
+
+    def says(self, token_ids: Sequence[int], count: int) -> list[int]:
+        return self.reference(token_ids, count)[0]
+
+
+@pytest.fixture(scope="module")
+def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
+    """Each family is made and loaded once, by the code that loads real ones."""
+
+    @cache
+    def load(family: str) -> Model:
+        path = make_tiny_model(family, tmp_path_factory.mktemp("models") / family)
+        return Model(load_model(path, lambda _done, _total: None))
+
+    return load
+
+
+@pytest.fixture
+def llama(model_of: Callable[[str], Model]) -> Model:
+    return model_of("llama")
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return [random.Random(seed).randrange(VOCABULARY) for _ in range(length)]
+
+
+class Desk:
+    """Runs rows on an engine step by step, as the loop does, with a prefix cache that is kept between rows."""
+
+    def __init__(self, model: Model, *, budget_bytes: int = 10**9) -> None:
+        self.engine = model.engine()
+        reason = model.loaded.prefix_reuse.reason
+        self.index: PrefixIndex[Any] = PrefixIndex(budget_bytes)
+        self.cache: PrefixCache[Any] = PrefixCache(self.index, RecordingDisk(), "off", reuse_off_reason=reason)
+        self.drawn: dict[str, list[int]] = {}
+        self.logprobs: dict[str, list[ChosenLogprob]] = {}
+        self.cached: dict[str, int] = {}
+        self._running: dict[str, tuple[Any, int]] = {}
+
+    def start(self, name: str, token_ids: Sequence[int], *, slice_tokens: int = 100, **settings: Any) -> None:
+        """Open, prefill and join one row."""
+        request = prepared(name, token_ids, **settings)
+        match = self.cache.use(request)
+        self.cached[name] = match.tokens
+        self.engine.open(request, match.uses)
+        start, at = match.whole_blocks * BLOCK_TOKENS, match.tokens
+        while at < len(token_ids) - 1:
+            step = min(slice_tokens, len(token_ids) - 1 - at)
+            self.engine.prefill(request.request_id, step)
+            at += step
+        start = self._keep(request, start, at)
+        self.engine.join(request.request_id)
+        self.drawn[name], self.logprobs[name] = [], []
+        self._running[name] = (request, start)
+
+    def step(self) -> None:
+        """One decode step; rows that have all their tokens leave."""
+        done = []
+        for drawn in self.engine.decode():
+            self.drawn[drawn.request_id].append(drawn.token_id)
+            if drawn.logprob is not None:
+                self.logprobs[drawn.request_id].append(drawn.logprob)
+            if len(self.drawn[drawn.request_id]) == self._running[drawn.request_id][0].max_tokens:
+                done.append(drawn.request_id)
+        for name in done:
+            request, start = self._running[name]
+            self._keep(request, start, self.engine.tokens_held(request.request_id))
+        self.leave(*done)
+
+    def leave(self, *names: Any) -> None:
+        for name in names:
+            del self._running[name]
+        self.engine.drop(names)
+
+    def run(self) -> None:
+        while self._running:
+            self.step()
+
+    def ask(self, name: str, token_ids: Sequence[int], count: int, **settings: Any) -> list[int]:
+        self.start(name, token_ids, max_tokens=count, **settings)
+        self.run()
+        return self.drawn[name]
+
+    def _keep(self, request: Any, start: int, end: int) -> int:
+        token_ids = self.engine.token_ids(request.request_id)
+        return self.cache.keep(
+            request, token_ids, start, lambda a, b: self.engine.cut(request.request_id, a, b), end=end
+        )
+
+
+# --- every family ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_family_alone_says_what_mlx_lm_says(model_of: Callable[[str], Model], family: str) -> None:
+    """Prompts longer than any window, in slices that fit no boundary, and asked twice (K01, K03)."""
+    model = model_of(family)
+    desk = Desk(model)
+    for name, token_ids in {"one": prompt(1, 1), "short": prompt(2, 9), "long": prompt(3, 90)}.items():
+        expected = model.says(token_ids, 12)
+        assert desk.ask(name, token_ids, 12, slice_tokens=23) == expected
+        assert desk.ask(name, token_ids, 12, slice_tokens=7) == expected
+        assert desk.cached[name] == (len(token_ids) - 1 if family in REUSABLE else 0)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_family_batched_says_what_it_says_alone(model_of: Callable[[str], Model], family: str) -> None:
+    """Rows of unequal lengths that join and leave at different steps; as many rows as there are KV heads, and more."""
+    model = model_of(family)
+    if not model.loaded.is_batchable:
+        pytest.skip("served one row at a time")
+    desk = Desk(model)
+    rows = {
+        f"r{i}": (prompt(10 + i, length), count)
+        for i, (length, count) in enumerate([(40, 14), (3, 9), (70, 5), (1, 11)])
+    }
+    for name, (token_ids, count) in rows.items():
+        desk.start(name, token_ids, max_tokens=count, slice_tokens=16)
+        desk.step()
+        desk.step()
+    desk.run()
+
+    for name, (token_ids, count) in rows.items():
+        assert desk.drawn[name] == model.says(token_ids, count), name
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_reuse_is_on_only_where_blocks_can_be_cut(model_of: Callable[[str], Model], family: str) -> None:
+    """K03: otherwise it is off, and says why."""
+    reuse = model_of(family).loaded.prefix_reuse
+
+    assert reuse.available == (family in REUSABLE)
+    assert bool(reuse.reason) != reuse.available
+
+
+# --- batches --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_join_and_leave_at_random(llama: Model, seed: int) -> None:
+    """H02: every row's tokens are those of the row alone, whoever comes and goes; also when it is cancelled."""
+    dice = random.Random(seed)
+    desk = Desk(llama)
+    asked: dict[str, tuple[list[int], int]] = {}
+    running: list[str] = []
+    for step in range(60):
+        if len(running) < 5 and dice.random() < 0.3:
+            name = f"r{step}"
+            asked[name] = prompt(seed * 100 + step, dice.choice([1, 2, 17, 60, 200])), dice.randrange(1, 25)
+            desk.start(name, asked[name][0], max_tokens=asked[name][1], slice_tokens=dice.choice([16, 50, 256]))
+        running = list(desk._running)
+        if running and dice.random() < 0.1:
+            desk.leave(dice.choice(running))
+        elif running:
+            desk.step()
+    desk.run()
+
+    assert len(asked) > 5
+    for name, (token_ids, count) in asked.items():
+        drawn = desk.drawn[name]
+        assert drawn == llama.says(token_ids, count)[: len(drawn)], name
+
+
+def test_two_rows_of_two_heads(llama: Model) -> None:
+    """As many rows as KV heads: a broadcast along the wrong axis would not raise, only lie."""
+    desk = Desk(llama)
+    asked = {"a": prompt(1, 50), "b": prompt(2, 5)}
+    for name, token_ids in asked.items():
+        desk.start(name, token_ids, max_tokens=20)
+    desk.run()
+
+    assert desk.drawn == {name: llama.says(token_ids, 20) for name, token_ids in asked.items()}
+
+
+def test_sampling_of_one_row_does_not_reach_another(llama: Model) -> None:
+    """H02: greedy rows stay greedy, seeded rows draw as alone."""
+    settings = {
+        "greedy": GREEDY,
+        "seeded": Sampling(temperature=1.0, seed=5),
+        "cold": Sampling(temperature=0.3, top_p=0.7, seed=6),
+        "penalised": Sampling(temperature=0.0, repetition_penalty=1.5, frequency_penalty=0.5),
+        "biased": Sampling(temperature=0.0, logit_bias={9: 100.0}),
+    }
+    token_ids = prompt(4, 30)
+    alone = {name: Desk(llama).ask(name, token_ids, 15, sampling=sampling) for name, sampling in settings.items()}
+    desk = Desk(llama)
+    for name, sampling in settings.items():
+        desk.start(name, token_ids, max_tokens=15, sampling=sampling)
+        desk.step()
+    desk.run()
+
+    assert desk.drawn == alone
+    assert alone["greedy"] == llama.says(token_ids, 15)
+    assert alone["biased"] == [9] * 15
+    assert len({tuple(drawn) for drawn in alone.values()}) == len(alone)
+
+
+def test_a_prompt_is_prefilled_while_others_decode(llama: Model) -> None:
+    """A cancelled half of it leaves nothing behind."""
+    desk = Desk(llama)
+    desk.start("a", prompt(1, 40), max_tokens=12)
+    desk.step()
+    half = prepared("half", prompt(2, 300))
+    desk.engine.open(half, ())
+    desk.engine.prefill(half.request_id, 100)
+    desk.step()
+    desk.engine.prefill(half.request_id, 100)
+    desk.engine.drop([half.request_id, half.request_id])
+    desk.run()
+
+    assert desk.drawn["a"] == llama.says(prompt(1, 40), 12)
+    assert not desk.engine._prefilling
+
+
+# --- logprobs -------------------------------------------------------------------------------------------------------
+
+
+def test_logprobs_are_the_models(llama: Model) -> None:
+    """Of the logits before any sampling setting, the best first; rows that asked for none pay nothing and get none."""
+    token_ids = prompt(8, 20)
+    tokens, references = llama.reference(token_ids, 6)
+    desk = Desk(llama)
+    desk.start("none", prompt(9, 33), max_tokens=20)
+    desk.step()
+    desk.start("chosen", token_ids, max_tokens=6, top_logprobs=0)
+    desk.start("three", token_ids, max_tokens=6, top_logprobs=3)
+    desk.run()
+
+    assert desk.logprobs["none"] == []
+    assert desk.drawn["none"] == llama.says(prompt(9, 33), 20)
+    for name, count in (("chosen", 0), ("three", 3)):
+        assert desk.drawn[name] == tokens
+        for token, reference, logprob in zip(tokens, references, desk.logprobs[name], strict=True):
+            assert logprob.chosen.token == f"<{token}>"
+            assert logprob.chosen.logprob == pytest.approx(reference[token], abs=1e-4)
+            best = np.argsort(-reference)[:count]
+            assert [top.token for top in logprob.top] == [f"<{i}>" for i in best]
+            assert [top.logprob for top in logprob.top] == pytest.approx(reference[best].tolist(), abs=1e-4)
+
+
+def test_logprobs_of_a_drawn_token(llama: Model) -> None:
+    """A token that was not the best has its own logprob, whatever the temperature."""
+    desk = Desk(llama)
+    drawn = desk.ask("r", prompt(8, 20), 8, top_logprobs=1, sampling=Sampling(temperature=3.0, seed=1))
+    token_ids = prompt(8, 20)
+    logits = llama.loaded.model(mx.array([[*token_ids, *drawn]]))[0]
+    logprobs = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+
+    assert drawn != llama.says(token_ids, 8)
+    for i, (token, logprob) in enumerate(zip(drawn, desk.logprobs["r"], strict=True)):
+        assert logprob.chosen.logprob == pytest.approx(logprobs[len(token_ids) - 1 + i][token], abs=1e-4)
+
+
+# --- reuse ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", sorted(REUSABLE))
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 255, 256, 257, 511, 512, 513])
+def test_a_hit_says_what_a_miss_says(model_of: Callable[[str], Model], family: str, length: int) -> None:
+    """K01, K02: the same prompt three times, the last time beside another row; one token at least is computed."""
+    model = model_of(family)
+    desk = Desk(model)
+    token_ids = prompt(length, length)
+    expected = model.says(token_ids, 8)
+
+    assert desk.ask("cold", token_ids, 8) == expected
+    assert desk.ask("hit", token_ids, 8) == expected
+    desk.start("other", prompt(99, 30), max_tokens=12)
+    desk.step()
+    assert desk.ask("beside", token_ids, 8) == expected
+    assert desk.cached == {"cold": 0, "hit": length - 1, "other": 0, "beside": length - 1}
+    assert desk.drawn["other"] == model.says(prompt(99, 30), 12)
+
+
+@pytest.mark.parametrize("length", [200, 250, 256, 300, 505, 512])
+def test_the_next_turn_continues_on_cached_blocks(llama: Model, length: int) -> None:
+    """All of this turn is reused: KV cut out of a padded batch row, behind and across the block grid."""
+    desk = Desk(llama)
+    desk.start("padding", prompt(50, length + 60), max_tokens=40)
+    desk.step()
+    first = prompt(length, length)
+    answer = desk.ask("first", first, 20)
+    second = [*first, *answer, *prompt(7, 30)]
+
+    assert desk.ask("second", second, 10) == llama.says(second, 10)
+    assert desk.cached["second"] >= length + 19
+
+
+def test_forks_share_their_prefix(llama: Model) -> None:
+    """Token-exact: prompts that part ways anywhere in a block."""
+    desk = Desk(llama)
+    base = prompt(5, 600)
+    desk.ask("base", base, 4)
+    for at in (1, 100, 255, 256, 257, 400, 512, 599):
+        fork = [*base[:at], (base[at] + 1) % VOCABULARY, *prompt(at, 20)]
+        assert desk.ask(f"at{at}", fork, 6) == llama.says(fork, 6)
+        assert desk.cached[f"at{at}"] >= at
+
+
+def test_eviction_never_shows(llama: Model) -> None:
+    """A tier of a few blocks under many prompts: hits, part hits and misses, and always the same tokens."""
+    desk = Desk(llama, budget_bytes=2 * 600 * 3 * 2 * 8 * 4)
+    dice = random.Random(1)
+    base = prompt(1, 700)
+    for turn in range(25):
+        token_ids = [*base[: dice.randrange(1, 700)], *prompt(turn, dice.randrange(1, 40))]
+        assert desk.ask(f"t{turn}", token_ids, 4) == llama.says(token_ids, 4)
+        desk.cache.check()
+    assert any(desk.cached.values())
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+
+def test_memory_returns_to_where_it_was(llama: Model) -> None:
+    """H01: rows that finished or were cancelled hold nothing; what the cache holds is in its books."""
+    desk = Desk(llama)
+    desk.ask("first", prompt(1, 300), 30)
+    desk.index.set_budget(0)
+    desk.index.set_budget(10**9)
+    base = desk.engine.active_bytes
+    for i in range(10):
+        desk.start(f"r{i}", prompt(i, 50 + 40 * i), max_tokens=8)
+        desk.step()
+        if i % 3 == 0:
+            desk.leave(f"r{i}")
+    desk.run()
+
+    assert desk.engine.active_bytes - base == pytest.approx(desk.index.size_bytes, abs=100_000)
+    desk.index.set_budget(0)
+    assert desk.engine.active_bytes <= base + 10_000
+
+
+# --- loading --------------------------------------------------------------------------------------------------------
+
+
+def test_a_fingerprint_names_the_weights_not_the_folder(tmp_path: Path) -> None:
+    """K04: the same files elsewhere are the same model; another config or other weights are another one."""
+    one = make_tiny_model("llama", tmp_path / "one")
+    other = make_tiny_model("llama", tmp_path / "other")
+    assert fingerprint(one) == fingerprint(other)
+    assert len(fingerprint(one)) == 32
+
+    weights: dict[str, mx.array] = mx.load(str(other / "model.safetensors"))  # pyright: ignore
+    mx.save_safetensors(str(other / "model.safetensors"), {name: array * 2 for name, array in weights.items()})
+    assert fingerprint(one) != fingerprint(other)
+
+    config = one / "config.json"
+    before = fingerprint(one)
+    config.write_text(config.read_text().replace("10000.0", "20000.0"))
+    assert fingerprint(one) != before
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ('{"max_position_embeddings": 4096}', 4096),
+        ('{"text_config": {"max_position_embeddings": 8192}}', 8192),
+        ('{"n_positions": 2048}', 2048),
+        ('{"max_position_embeddings": null}', None),
+        ("[]", None),
+        ('{"text_config": null}', None),
+    ],
+)
+def test_the_context_is_the_models_own(tmp_path: Path, config: str, expected: int | None) -> None:
+    """C09: also from a nested text_config."""
+    (tmp_path / "config.json").write_text(config)
+
+    assert context_tokens(tmp_path) == expected
+
+
+def test_loading_reports_its_progress(tmp_path: Path) -> None:
+    """Bytes that rise to the total."""
+    seen: list[tuple[int, int]] = []
+    loaded = load_model(make_tiny_model("llama", tmp_path / "m"), lambda done, total: seen.append((done, total)))
+
+    assert seen == sorted(seen)
+    assert seen[-1] == (loaded.weight_bytes, loaded.weight_bytes)

@@ -1,0 +1,164 @@
+"""Model folders of a few kilobytes with noise in every weight, so that what is wrong with a cache shows in the tokens.
+
+Made of mlx-lm's own classes: one folder for each way in which families keep their state.
+"""
+# pyright: basic
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+VOCABULARY = 64
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 4096,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {**_COMMON, "model_type": "llama", "num_hidden_layers": 3},
+    # two layers of four with a window much shorter than the prompts
+    "gemma3_text": {
+        **_COMMON,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 4,
+        "sliding_window": 24,
+        "sliding_window_pattern": 2,
+        "query_pre_attn_scalar": 8,
+    },
+    "gpt_oss": {
+        **_COMMON,
+        "model_type": "gpt_oss",
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "sliding_window": 24,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    # linear attention in three layers of four
+    "qwen3_next": {
+        **_COMMON,
+        "model_type": "qwen3_next",
+        "num_hidden_layers": 4,
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "linear_conv_kernel_dim": 4,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "decoder_sparse_step": 1,
+        "shared_expert_intermediate_size": 32,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": 32,
+        "partial_rotary_factor": 0.5,
+    },
+    "lfm2": {
+        **_COMMON,
+        "model_type": "lfm2",
+        "num_hidden_layers": 3,
+        "norm_eps": 1e-5,
+        "conv_bias": False,
+        "conv_L_cache": 3,
+        "block_dim": 32,
+        "block_multiple_of": 16,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_auto_adjust_ff_dim": False,
+        "layer_types": ["conv", "full_attention", "conv"],
+    },
+    "mamba2": {
+        "model_type": "mamba2",
+        "num_heads": 4,
+        "head_dim": 16,
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "state_size": 16,
+        "num_hidden_layers": 2,
+        "layer_norm_epsilon": 1e-5,
+        "conv_kernel": 4,
+        "n_groups": 1,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "tie_word_embeddings": False,
+        "time_step_limit": [0.001, 100.0],
+        "time_step_rank": 4,
+    },
+    # MLA: keys and values of different widths
+    "deepseek_v3": {
+        **_COMMON,
+        "model_type": "deepseek_v3",
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 32,
+        "n_shared_experts": 1,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 12,
+    },
+    # the same with an indexer, which keeps a cache of its own beside the other
+    "deepseek_v32": {
+        **_COMMON,
+        "model_type": "deepseek_v32",
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 32,
+        "n_shared_experts": 1,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 12,
+        "index_head_dim": 16,
+        "index_n_heads": 2,
+        "index_topk": 16,
+    },
+    # keys are scaled by the length of the whole prompt; reuse must be off
+    "internlm2": {
+        **_COMMON,
+        "model_type": "internlm2",
+        "bias": False,
+        "rope_scaling": {"type": "dynamic", "factor": 2.0},
+    },
+}
+
+
+def make_tiny_model(family: str, destination: Path) -> Path:
+    """Write the folder; the same bytes every time."""
+    config = CONFIGS[family]
+    module = importlib.import_module(f"mlx_lm.models.{family}")
+    model = module.Model(module.ModelArgs.from_dict(config))
+    weights = {
+        name: _noise(array, seed)
+        for seed, (name, array) in enumerate(sorted(tree_flatten(model.parameters())))  # pyright: ignore
+    }
+    destination.mkdir(parents=True, exist_ok=True)
+    mx.save_safetensors(str(destination / "model.safetensors"), weights, {"format": "mlx"})
+    (destination / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return destination
+
+
+def _noise(array: mx.array, seed: int) -> mx.array:
+    noise = mx.random.normal(array.shape, key=mx.random.key(seed))
+    if array.ndim < 2:
+        return (1 + 0.3 * noise).astype(array.dtype)
+    return (noise * 1.5 / array.shape[-1] ** 0.5).astype(array.dtype)
