@@ -5,8 +5,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,7 +38,8 @@ def test_e01_a_crash_takes_nothing_else_down(script_model: Path) -> None:
             open_stream(client, body("b", **ENDLESS)) as other,
         ):
             victims, others = victim.chunks(), other.texts()
-            next(victims), next(others)
+            next(victims)
+            next(others)
             first = service.model("a")
             assert first.pid is not None
             killed = time.monotonic()
@@ -363,7 +362,7 @@ def test_the_sdk_raises_on_a_stream_that_breaks(script_model: Path) -> None:
             stream = sdk.chat.completions.create(
                 model=MODEL, messages=[{"role": "user", "content": "SC20"}], max_tokens=100_000, stream=True
             )
-            with pytest.raises(openai.APIError, match="signal 9"):  # noqa: PT012  the error comes while reading
+            with pytest.raises(openai.APIError, match="signal 9"):
                 for number, _ in enumerate(stream):
                     if number == 3:
                         os.kill(service.worker_pid(MODEL), signal.SIGKILL)

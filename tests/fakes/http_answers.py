@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import httpx
@@ -81,7 +81,7 @@ def body(model: str, /, *, said: object = None, **fields: Any) -> dict[str, Any]
 
 
 @contextlib.contextmanager
-def open_stream(client: httpx.Client, request: dict[str, Any], *, path: str = CHAT) -> Iterator[Stream]:
+def open_stream(client: httpx.Client, request: dict[str, Any], *, path: str = CHAT) -> Generator[Stream]:
     with client.stream("POST", path, json={**request, "stream": True}) as response:
         assert response.status_code == 200, response.read()
         yield Stream(response)
@@ -151,13 +151,9 @@ def ask(client: httpx.Client, request: dict[str, Any], *, path: str = CHAT) -> A
     """Ask twice, whole and as a stream: the two must say the same. Gives the whole one."""
     whole = ask_whole(client, request, path=path)
     stream = ask_stream(client, request, path=path)
-    assert (stream.status, stream.text, stream.finish, stream.model, stream.error) == (
-        whole.status,
-        whole.text,
-        whole.finish,
-        whole.model,
-        whole.error,
-    )
+    said_whole = (whole.status, whole.text, whole.finish, whole.model, whole.error)
+    said_in_stream = (stream.status, stream.text, stream.finish, stream.model, stream.error)
+    assert said_in_stream == said_whole, f"{said_in_stream} != {said_whole}"
     if stream.usage is not None and whole.usage is not None:
         assert stream.completion_tokens == whole.completion_tokens
         assert stream.prompt_tokens == whole.prompt_tokens

@@ -1,0 +1,164 @@
+"""A real model behind the real service: the openai SDK, and greedy texts that equal mlx-lm's letter for letter."""
+
+import concurrent.futures
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from msgspec import Struct
+from openai.types.chat import ChatCompletion
+
+from gateway.blas import worker_environment
+from tests.fakes.http_answers import ask_whole, body, open_stream, user
+from tests.fakes.live_service import LiveService, live_service, until
+from tests.fakes.reference_generation import reference_texts
+
+MODEL = "smollm2"
+MAX_TOKENS = 10
+QUESTIONS = (
+    "What is the capital of France?",
+    "Name three colours.",
+    "Write one sentence about the sea.",
+    "How many legs does a spider have?",
+    "What do bees make?",
+    "Say hello in Spanish.",
+    "What is two plus two?",
+    "Why is the sky blue? Answer in few words.",
+)
+RULES = "\n".join(
+    f"Rule {number}: when a visitor asks for room {number * 7 % 40}, send them to floor {number * 3 % 9} first."
+    for number in range(1, 22)
+)
+"""The long part of a prompt, some six hundred tokens."""
+
+PREFIXED = ("Which rule is about floor 3?", "Summarize the rules in five words.")
+
+
+class References(Struct, frozen=True, kw_only=True):
+    """What mlx-lm says to each question, and to each question behind the rules."""
+
+    plain: dict[str, str]
+    prefixed: dict[str, str]
+
+
+def prefixed(question: str) -> list[dict[str, Any]]:
+    return [{"role": "system", "content": RULES}, *user(question)]
+
+
+@pytest.fixture(scope="module")
+def references(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> References:
+    environment = worker_environment({**os.environ, "HF_HUB_OFFLINE": "1"}, tmp_path_factory.mktemp("blas")).environment
+    asked = [(user(question), MAX_TOKENS) for question in QUESTIONS]
+    asked += [(prefixed(question), MAX_TOKENS) for question in PREFIXED]
+    texts = reference_texts(smollm2, asked, environment)
+    return References(
+        plain=dict(zip(QUESTIONS, texts, strict=False)),
+        prefixed=dict(zip(PREFIXED, texts[len(QUESTIONS) :], strict=True)),
+    )
+
+
+@pytest.fixture(scope="module")
+def service(smollm2: Path) -> Iterator[LiveService]:
+    with live_service({MODEL: smollm2}) as live:
+        yield live
+
+
+def sdk(service: LiveService) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{service.base_url}/v1", api_key="any", max_retries=0, timeout=120)
+
+
+def complete(client: openai.OpenAI, messages: Any) -> ChatCompletion:
+    return client.chat.completions.create(model=MODEL, messages=messages, max_tokens=MAX_TOKENS, temperature=0)
+
+
+def stream(client: openai.OpenAI, messages: Any) -> str:
+    """The joined text of a stream, as any user of the SDK would join it."""
+    chunks = client.chat.completions.create(
+        model=MODEL, messages=messages, max_tokens=MAX_TOKENS, temperature=0, stream=True
+    )
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+
+def text_of(completion: ChatCompletion) -> str:
+    return completion.choices[0].message.content or ""
+
+
+def cached_of(completion: ChatCompletion) -> int:
+    assert completion.usage is not None
+    assert completion.usage.prompt_tokens_details is not None
+    return completion.usage.prompt_tokens_details.cached_tokens or 0
+
+
+def test_the_sdk_completes_and_streams_what_mlx_lm_says(service: LiveService, references: References) -> None:
+    """One at a time, whole and streamed: the text is mlx_lm.generate's, letter for letter."""
+    with sdk(service) as client:
+        for question in QUESTIONS[:2]:
+            assert text_of(complete(client, user(question))) == references.plain[question]
+            assert stream(client, user(question)) == references.plain[question]
+
+
+@pytest.mark.parametrize("rows", [4, 8])
+def test_a_batch_says_what_each_row_says_alone(service: LiveService, references: References, rows: int) -> None:
+    """Rows that decode together say what mlx-lm says to each alone."""
+    questions = QUESTIONS[-rows:]
+    with sdk(service) as client, concurrent.futures.ThreadPoolExecutor(rows) as threads:
+        texts = list(threads.map(lambda question: stream(client, user(question)), questions))
+    assert dict(zip(questions, texts, strict=True)) == {question: references.plain[question] for question in questions}
+
+
+def test_b07_iii_leaving_during_a_long_prefill(service: LiveService) -> None:
+    """B07 iii: a client that leaves while its prompt is read stops that within two seconds, in both modes."""
+    long = "".join(f"Line {number}: {RULES[number * 7 : number * 7 + 60]}\n" for number in range(120))
+    with service.client() as client, sdk(service) as short:
+        assert complete(short, user("Hi")).choices
+        with open_stream(client, body(MODEL, said=long)) as opened:
+            next(opened.chunks())
+            assert service.model(MODEL).open_requests == 1
+        left = time.monotonic()
+        service.until_idle(MODEL, seconds=3.0)
+        assert time.monotonic() - left < 2.5
+        assert ask_whole(client, body(MODEL, said="Hi", max_tokens=4)).status == 200
+        assert time.monotonic() - left < 8.0
+
+
+def test_a_prefix_outlives_everything(smollm2: Path, references: References) -> None:
+    """A long prefix is computed once: asked again it is reused from RAM, after the worker's SIGKILL, after a restart
+    of the service and after SIGKILL of everything, at least nine tenths of it each time, and the greedy text stays
+    mlx-lm's."""
+    first, second = PREFIXED
+    with live_service({MODEL: smollm2}) as service:
+        with sdk(service) as client:
+            cold = complete(client, prefixed(first))
+            assert (text_of(cold), cached_of(cold)) == (references.prefixed[first], 0)
+            assert cold.usage is not None
+            least = cold.usage.prompt_tokens * 9 // 10
+            assert least > 400
+
+            def warm(question: str, where: str) -> None:
+                answer = complete(client, prefixed(question))
+                assert cached_of(answer) >= least, f"{where}: {cached_of(answer)} of {least}"
+                assert text_of(answer) == references.prefixed[question], where
+
+            warm(first, "in RAM")
+            warm(second, "in RAM")
+            until("the prefix is durable", lambda: service.stored_blocks() >= 3, seconds=20)
+
+            os.kill(service.worker_pid(MODEL), signal.SIGKILL)
+            warm(first, "after the worker's death")
+        service.stop()
+
+        service.start()
+        with sdk(service) as client:
+            warm(first, "after a restart")
+            assert stream(client, prefixed(first)) == references.prefixed[first]
+        service.kill_everything()
+
+        service.start()
+        with sdk(service) as client:
+            warm(first, "after SIGKILL of everything")
+            warm(second, "after SIGKILL of everything")
