@@ -4,6 +4,7 @@ A block file is a safetensors file. Its name carries its checksum (see cachestor
 safetensors metadata, the fields below. Readers ignore fields they do not know.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
@@ -22,6 +23,8 @@ KEY_FIELD = "key"
 PARENT_FIELD = "parent"
 GRAINS_FIELD = "grains"
 TOKENS_FIELD = "tokens"
+OWNER_FIELD = "owner"
+TTL_FIELD = "ttl_seconds"
 
 
 class BadMetadata(Exception):
@@ -33,19 +36,34 @@ class ForeignFormat(BadMetadata):
 
 
 class BlockMetadata(Struct, frozen=True, kw_only=True):
-    """Who a block is: of which model, after which parent (empty at the root), covering which grains."""
+    """Who a block is: of which model, after which parent (empty at the root), covering which grains.
+
+    `owner` may have it forgotten; unused for `ttl_seconds` it is dropped (None: kept while there is room).
+    """
 
     fingerprint: str
     key: BlockKey
     parent: BlockKey
     grains: tuple[Grain, ...]
+    owner: str = ""
+    ttl_seconds: float | None = None
 
 
 def block_metadata(
-    fingerprint: str, key: BlockKey, parent: BlockKey, grains: Sequence[Grain], tokens: int
+    fingerprint: str,
+    key: BlockKey,
+    parent: BlockKey,
+    grains: Sequence[Grain],
+    tokens: int,
+    *,
+    owner: str = "",
+    ttl_seconds: float | None = None,
 ) -> dict[str, str]:
-    """The metadata a writer puts into a block file. The checksum is not in it: the keeper puts that into the name."""
-    return {
+    """The metadata a writer puts into a block file. The checksum is not in it: the keeper puts that into the name.
+
+    `owner` and `ttl_seconds` are those of its Stage.
+    """
+    metadata = {
         FORMAT_FIELD: str(DISK_FORMAT),
         FINGERPRINT_FIELD: fingerprint,
         KEY_FIELD: key.hex(),
@@ -53,6 +71,11 @@ def block_metadata(
         GRAINS_FIELD: ",".join(grain.hex() for grain in grains),
         TOKENS_FIELD: str(tokens),
     }
+    if owner:
+        metadata[OWNER_FIELD] = owner
+    if ttl_seconds is not None:
+        metadata[TTL_FIELD] = str(float(ttl_seconds))
+    return metadata
 
 
 def parse_metadata(metadata: Mapping[str, str]) -> BlockMetadata:
@@ -68,7 +91,14 @@ def parse_metadata(metadata: Mapping[str, str]) -> BlockMetadata:
         raise BadMetadata("the last grain is not the key")
     if _field(metadata, TOKENS_FIELD) != str(len(grains) * GRAIN_TOKENS):
         raise BadMetadata(f"{TOKENS_FIELD} is not {len(grains)} grains of {GRAIN_TOKENS}")
-    return BlockMetadata(fingerprint=_field(metadata, FINGERPRINT_FIELD), key=key, parent=parent, grains=grains)
+    return BlockMetadata(
+        fingerprint=_field(metadata, FINGERPRINT_FIELD),
+        key=key,
+        parent=parent,
+        grains=grains,
+        owner=metadata.get(OWNER_FIELD, ""),
+        ttl_seconds=_ttl_seconds(metadata.get(TTL_FIELD)),
+    )
 
 
 def _field(metadata: Mapping[str, str], name: str) -> str:
@@ -76,6 +106,18 @@ def _field(metadata: Mapping[str, str], name: str) -> str:
     if value is None:
         raise BadMetadata(f"no field {name!r}")
     return value
+
+
+def _ttl_seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        ttl_seconds = float(text)
+    except ValueError:
+        raise BadMetadata(f"{TTL_FIELD} is no number") from None
+    if not 0 < ttl_seconds < math.inf:
+        raise BadMetadata(f"{TTL_FIELD} is no length of time")
+    return ttl_seconds
 
 
 def _digest(text: str, field: str) -> bytes:
