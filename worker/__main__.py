@@ -13,7 +13,7 @@ import threading
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Any, assert_never
+from typing import Any, NoReturn, assert_never
 
 import structlog
 
@@ -270,5 +270,12 @@ def main() -> int:
     return worker.run()
 
 
+def exit_at_once(code: int) -> NoReturn:
+    """Leave without the interpreter's shutdown, which aborts beneath threads that are inside MLX or a tokenizer."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_at_once(main())

@@ -1,0 +1,444 @@
+"""Real worker processes, over the real socket: what they say, what they stop doing, and how they end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+
+from gateway.blas import worker_environment
+from protocol.addresses import gateway_socket
+from protocol.failures import FailureKind
+from protocol.generation import (
+    Cancel,
+    ChatMessage,
+    ChatPrompt,
+    Delta,
+    Drain,
+    Failed,
+    Finished,
+    FinishReason,
+    Generate,
+    LastWords,
+    Loading,
+    Ping,
+    Pong,
+    Prefilling,
+    Queued,
+    Ready,
+    TokenPrompt,
+    WorkerCommand,
+    WorkerEvent,
+)
+from protocol.handshake import PROTOCOL_VERSION, Hello, Refused, Welcome
+from protocol.ids import Incarnation, ModelName, RequestId
+from protocol.launch import WorkerLaunch
+from protocol.sampling import Sampling
+from protocol.sockets import Listener
+from tests.fakes.script_model import said_by
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_SECONDS = 60.0
+GREEDY = Sampling(temperature=0.0)
+
+Event = TypeVar("Event")
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the gateway starts workers with."""
+    base = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "PYTHONPATH": str(ROOT)}
+    return worker_environment(base, tmp_path_factory.mktemp("blas")).environment
+
+
+class WorkerProcess:
+    """One worker and this test as its gateway."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", listener: Listener[Any, Any], log_path: Path) -> None:
+        self.process = process
+        self.events: list[WorkerEvent] = []
+        self._listener = listener
+        self._log_path = log_path
+        self._peer = b""
+        self._seen = 0
+
+    @property
+    def log(self) -> str:
+        return self._log_path.read_text(errors="replace")
+
+    def send(self, command: WorkerCommand | dict[str, int]) -> None:
+        self._listener.send(self._peer, command)
+
+    def receive(self) -> None:
+        """Take one event, or fail with the worker's last lines."""
+        received = self._listener.receive(DEADLINE_SECONDS)
+        assert received is not None, f"the worker said nothing for {DEADLINE_SECONDS} s:\n{self.log[-2000:]}"
+        self._peer, event = received
+        self.events.append(event)
+
+    def next(self, kind: type[Event]) -> Event:
+        """The next event of this kind that no earlier call has passed."""
+        while True:
+            while self._seen == len(self.events):
+                self.receive()
+            event = self.events[self._seen]
+            self._seen += 1
+            if isinstance(event, kind):
+                return event
+
+    def generate(self, name: str, prompt: Any, **more: Any) -> RequestId:
+        request_id = RequestId(name)
+        if isinstance(prompt, str):
+            prompt = ChatPrompt(messages=(ChatMessage(role="user", content=prompt),))
+        elif isinstance(prompt, list):
+            prompt = TokenPrompt(token_ids=tuple(prompt))
+        sampling = more.pop("sampling", GREEDY)
+        self.send(Generate(request_id=request_id, prompt=prompt, sampling=sampling, **more))
+        return request_id
+
+    def of(self, name: str) -> list[Any]:
+        return [event for event in self.events if getattr(event, "request_id", None) == name]
+
+    def text(self, name: str) -> str:
+        return "".join(event.text for event in self.of(name) if isinstance(event, Delta))
+
+    def ends(self, names: Sequence[str]) -> dict[str, Finished | Failed]:
+        """Wait for the end of each; there must be one, and nothing after it."""
+        missing = set(names) - {e.request_id for e in self.events if isinstance(e, Finished | Failed)}
+        while missing:
+            self.receive()
+            last = self.events[-1]
+            if isinstance(last, Finished | Failed):
+                missing.discard(last.request_id)
+        found: dict[str, Finished | Failed] = {}
+        for name in names:
+            ends = [event for event in self.of(name) if isinstance(event, Finished | Failed)]
+            assert len(ends) == 1
+            assert self.of(name)[-1] is ends[0]
+            found[name] = ends[0]
+        return found
+
+    def end(self, name: str) -> Finished | Failed:
+        return self.ends([name])[name]
+
+    def ask(self, name: str, prompt: Any, **more: Any) -> str:
+        self.generate(name, prompt, **more)
+        end = self.end(name)
+        assert isinstance(end, Finished), end
+        return self.text(name)
+
+    def pong(self) -> Pong:
+        self._seen = len(self.events)
+        self.send(Ping(nonce=1))
+        return self.next(Pong)
+
+    def until(self, holds: Callable[[Pong], bool]) -> Pong:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not holds(pong := self.pong()):
+            assert time.monotonic() < deadline, pong
+        return pong
+
+    def exit_code(self) -> int:
+        return self.process.wait(DEADLINE_SECONDS)
+
+
+Start = Callable[..., WorkerProcess]
+
+
+@pytest.fixture
+def start(runtime_directory: Path, environment: dict[str, str]) -> Iterator[Start]:
+    """Start one worker; it is killed at the end of the test if it still runs."""
+    with tempfile.TemporaryDirectory() as logs, started(runtime_directory, environment, Path(logs)) as start_one:
+        yield start_one
+
+
+@contextmanager
+def started(runtime_directory: Path, environment: dict[str, str], logs: Path) -> Iterator[Start]:
+    listener: Listener[Any, Any] = Listener(gateway_socket(runtime_directory), WorkerEvent)
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start_one(model: Path, *, until: type[Any] = Ready, **settings: Any) -> WorkerProcess:
+        number = len(processes) + 1
+        launch = WorkerLaunch(
+            model=ModelName("m"),
+            model_path=str(model),
+            runtime_directory=str(runtime_directory),
+            incarnation=Incarnation(number),
+            **settings,
+        )
+        log_path = logs / f"{number}.log"
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "worker"], stdin=subprocess.PIPE, stderr=log, stdout=log, env=environment
+            )
+        processes.append(process)
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(launch) + b"\n")
+        process.stdin.flush()
+        worker = WorkerProcess(process, listener, log_path)
+        worker.next(until)
+        return worker
+
+    try:
+        yield start_one
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            if process.stdin is not None and not process.stdin.closed:
+                process.stdin.close()
+        listener.close()
+
+
+# --- what it says ---------------------------------------------------------------------------------------------------
+
+
+def test_a_life(start: Start, script_model: Path) -> None:
+    """Hello first, progress, Ready with limits; then answers, stops, lengths, refusals; a drain, and exit 0."""
+    worker = start(script_model, context_tokens=1000, max_rows=3)
+    hello, ready = worker.events[0], worker.events[-1]
+    assert isinstance(hello, Hello)
+    assert (hello.protocol_version, hello.pid) == (PROTOCOL_VERSION, worker.process.pid)
+    assert isinstance(ready, Ready)
+    assert (ready.context_tokens, ready.max_rows, ready.prefix_reuse.available) == (1000, 3, True)
+    assert any(isinstance(event, Loading) for event in worker.events)
+    worker.send(Welcome())
+
+    for tag in ("SC01", "SC02", "SC04", "SC07", "SC15"):
+        assert worker.ask(tag, f"say {tag}") == said_by(tag)
+    assert worker.ask("stopped", "SC04", stop=("beta gamma",)) == "alpha "
+    end = worker.end("stopped")
+    assert isinstance(end, Finished)
+    assert (end.reason, end.matched_stop) == (FinishReason.STOP, "beta gamma")
+    assert worker.ask("long", "SC19", stop=("t005 t006",)) == " t000 t001 t002 t003 t004 "
+    worker.ask("cut", "SC19", max_tokens=5)
+    end = worker.end("cut")
+    assert isinstance(end, Finished)
+    assert (end.reason, end.usage.completion_tokens) == (FinishReason.LENGTH, 5)
+
+    worker.send({"no": 1})
+    worker.generate("too long", [1] * 1000)
+    refused = worker.end("too long")
+    assert isinstance(refused, Failed)
+    assert refused.failure.kind is FailureKind.CONTEXT_LENGTH_EXCEEDED
+    assert not any(isinstance(event, Queued) for event in worker.of("too long"))
+
+    worker.send(Drain(deadline_seconds=5.0))
+    assert worker.exit_code() == 0
+    assert "malformed_command" in worker.log
+
+
+def test_many_at_once(start: Start, script_model: Path) -> None:
+    """H02: twelve scripts with their own stops, temperatures and lengths on four rows, each as alone."""
+    worker = start(script_model, max_rows=4)
+    tags = ["SC01", "SC02", "SC04", "SC07", "SC08", "SC09", "SC10", "SC12", "SC13", "SC15", "SC18", "SC21"]
+    for i, tag in enumerate(tags):
+        sampling = Sampling(temperature=0.2 * (i % 3), seed=i)
+        worker.generate(tag, f"{'x' * 40 * i} {tag}", sampling=sampling, top_logprobs=0 if i % 4 == 0 else None)
+    worker.ends(tags)
+
+    assert {tag: worker.text(tag) for tag in tags} == {tag: said_by(tag) for tag in tags}
+
+
+def test_nothing_private_is_logged(start: Start, script_model: Path) -> None:
+    """S02: prompt, answer and template errors are in no log line, also at debug level; nor in argv."""
+    worker = start(script_model, log_level="debug")
+    worker.ask("fine", "MARKER-1 SC04")
+    prompt = ChatPrompt(
+        messages=(ChatMessage(role="tool", content="MARKER-2"),), template_arguments={"tools": "MARKER-3"}
+    )
+    worker.generate("refused", prompt)
+    worker.end("refused")
+    worker.send({"MARKER-4": 4})
+    arguments = " ".join(worker.process.args)  # pyright: ignore
+    worker.send(Drain(deadline_seconds=1.0))
+
+    assert worker.exit_code() == 0
+    assert "MARKER" not in worker.log
+    assert "alpha" not in worker.log
+    assert str(script_model) not in arguments
+
+
+# --- cancel ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_cancel_frees_row_and_memory_at_once(start: Start, script_model: Path) -> None:
+    """B07, H01: in mid-decode, in mid-prefill and while queued; the other row goes on."""
+    worker = start(script_model, max_rows=2, hot_cache_bytes=0, context_tokens=4000)
+    worker.ask("warm", "SC04")
+    worker.ask("warm too", [65] * 300, max_tokens=2)
+    base = worker.until(lambda pong: pong.running_rows == 0).active_bytes
+
+    worker.generate("other", "SC20", max_tokens=100_000)
+    worker.generate("decoding", "SC20", max_tokens=100_000)
+    while not worker.text("decoding"):
+        worker.receive()
+    worker.generate("queued", [66] * 3000)
+    assert_cancelled_soon(worker, "decoding")
+    while not any(isinstance(event, Prefilling) and event.done_tokens for event in worker.of("queued")):
+        worker.receive()
+    worker.generate("behind", [67] * 3000)
+    assert_cancelled_soon(worker, "behind")
+    assert_cancelled_soon(worker, "queued")
+
+    said = len(worker.text("other"))
+    while len(worker.text("other")) < said + 20:
+        worker.receive()
+    assert_cancelled_soon(worker, "other")
+    assert set(worker.text("other").replace(" la", "")) == set()
+    pong = worker.until(lambda pong: pong.running_rows == 0 and pong.waiting_requests == 0)
+    assert pong.active_bytes <= base + 200_000
+    assert pong.hot_cache_bytes == 0
+
+
+def assert_cancelled_soon(worker: WorkerProcess, name: str) -> None:
+    asked = time.monotonic()
+    worker.send(Cancel(request_id=RequestId(name)))
+    end = worker.end(name)
+    assert isinstance(end, Failed)
+    assert end.failure.kind is FailureKind.CANCELLED
+    assert time.monotonic() - asked < 5.0  # one step or slice; CI machines stutter
+
+
+# --- ends -----------------------------------------------------------------------------------------------------------
+
+
+def test_sigterm_lets_a_stream_finish(start: Start, script_model: Path) -> None:
+    """E04: what runs is finished, then exit 0."""
+    worker = start(script_model, persist="off")
+    worker.generate("r", "SC19")
+    while not worker.text("r"):
+        worker.receive()
+    worker.process.send_signal(signal.SIGTERM)
+    worker.process.send_signal(signal.SIGINT)  # Ctrl-C reaches the whole group and is the gateway's to answer
+
+    end = worker.end("r")
+    assert isinstance(end, Finished), end
+    assert worker.text("r") == said_by("SC19")
+    assert worker.exit_code() == 0
+
+
+def test_a_parents_death_is_the_workers_end(start: Start, script_model: Path) -> None:
+    """E05: end-of-file on standard input; an endless stream is ended with its reason, then exit 0."""
+    worker = start(script_model, persist="off")
+    worker.generate("r", "SC20", max_tokens=100_000)
+    while not worker.text("r"):
+        worker.receive()
+    assert worker.process.stdin is not None
+    worker.process.stdin.close()
+
+    end = worker.end("r")
+    assert isinstance(end, Failed)
+    assert end.failure.kind is FailureKind.SHUTTING_DOWN
+    assert worker.exit_code() == 0
+
+
+@pytest.mark.parametrize("when", ["loading", "ready"])
+def test_a_refused_worker_exits_with_78(start: Start, script_model: Path, when: str) -> None:
+    """EX_CONFIG: starting again cannot help. Whatever its threads are doing at that moment."""
+    worker = start(script_model, until=Hello if when == "loading" else Ready)
+    if when == "ready":
+        worker.generate("r", "SC20", max_tokens=100_000)
+        while not worker.text("r"):
+            worker.receive()
+    worker.send(Refused(reason="another protocol"))
+
+    assert worker.exit_code() == 78
+    assert "another protocol" in worker.log
+
+
+def breaks(folder: Path, how: str) -> None:
+    match how:
+        case "no config":
+            (folder / "config.json").unlink()
+        case "bad config":
+            (folder / "config.json").write_text("{")
+        case "no weights":
+            (folder / "model.safetensors").unlink()
+        case "cut weights":
+            with (folder / "model.safetensors").open("rb+") as file:
+                file.truncate(1000)
+        case "no tokenizer":
+            (folder / "tokenizer.json").unlink()
+        case "unknown kind":
+            config = json.loads((folder / "config.json").read_text())
+            (folder / "config.json").write_text(json.dumps({**config, "model_type": "no_such_model"}))
+        case _:
+            raise AssertionError(how)
+
+
+@pytest.mark.parametrize("how", ["bad config", "no weights", "cut weights", "unknown kind"])
+def test_a_broken_folder_ends_in_last_words(start: Start, script_model: Path, tmp_path: Path, how: str) -> None:
+    """E06: why, in words, then exit 1; no hub is asked for what is missing."""
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    for file in script_model.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    breaks(folder, how)
+    worker = start(folder, until=LastWords)
+
+    words = worker.events[-1]
+    assert isinstance(words, LastWords)
+    assert words.failure.message
+    assert worker.exit_code() == 1
+
+
+# --- a real model ---------------------------------------------------------------------------------------------------
+
+QUESTIONS = (
+    "What is the capital of France?",
+    "Write a short poem about rain.",
+    "List three primes and explain why.",
+    "Tell me a story about a fox.",
+    "How do I sort a list in Python?",
+    "Explain photosynthesis simply.",
+    "Name five animals.",
+    "What is 17 times 23?",
+)
+ANSWER_TOKENS = 10
+
+REFERENCE = """
+import json, sys
+from mlx_lm import generate, load
+model, tokenizer = load(sys.argv[1])
+questions, count = json.load(sys.stdin)
+def answer(question):
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True)
+    return generate(model, tokenizer, prompt, max_tokens=count)
+print(json.dumps([answer(question) for question in questions]))
+"""
+
+
+def test_greedy_text_is_mlx_lms_letter_for_letter(start: Start, smollm2: Path, environment: dict[str, str]) -> None:
+    """K02, H02: alone, four and eight at once, and again on a warm prefix."""
+    given = json.dumps([QUESTIONS, ANSWER_TOKENS]).encode()
+    command = [sys.executable, "-P", "-c", REFERENCE, str(smollm2)]
+    said = subprocess.run(command, input=given, env=environment, capture_output=True, check=True).stdout
+    expected = dict(zip(QUESTIONS, json.loads(said), strict=True))
+    worker = start(smollm2)
+
+    def ask_at_once(label: str, questions: Sequence[str]) -> list[int]:
+        names = [f"{label}{i}" for i in range(len(questions))]
+        for name, question in zip(names, questions, strict=True):
+            worker.generate(name, question, max_tokens=ANSWER_TOKENS)
+        ends = worker.ends(names)
+        assert {q: worker.text(n) for n, q in zip(names, questions, strict=True)} == {q: expected[q] for q in questions}
+        return [end.usage.cached_tokens for end in ends.values() if isinstance(end, Finished)]
+
+    assert ask_at_once("alone", QUESTIONS[:1]) == [0]
+    ask_at_once("four", QUESTIONS[1:5])
+    ask_at_once("eight", QUESTIONS)
+    warm = ask_at_once("warm", QUESTIONS[::-1])
+
+    prompt_tokens = [event.prompt_tokens for event in worker.events if isinstance(event, Queued)][-8:]
+    assert warm == [tokens - 1 for tokens in prompt_tokens]
