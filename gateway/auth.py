@@ -141,7 +141,10 @@ def _identify(
     for key in presented:
         record = match(house.records, key)
         if record is not None:
-            return Admitted(caller=Caller(key_name=record.name, cache_scope=record.cache_scope), role="caller")
+            caller = Caller(
+                key_name=record.name, cache_scope=record.cache_scope, cache_ttl_seconds=record.cache_ttl_seconds
+            )
+            return Admitted(caller=caller, role="caller")
     return Failure(
         kind=FailureKind.UNAUTHENTICATED,
         message="No valid API key. Send one as `Authorization: Bearer <key>` or `x-api-key: <key>`; "

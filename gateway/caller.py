@@ -2,9 +2,20 @@
 
 from msgspec import Struct
 
+from protocol.scopes import owner_id
+
 
 class Caller(Struct, frozen=True, kw_only=True):
-    """Whoever holds an API key. `key_name` is a label, not the key; `cache_scope` the secret salt of its prefixes."""
+    """Whoever holds an API key. `key_name` is a label, not the key; `cache_scope` the secret salt of its prefixes.
+
+    `cache_ttl_seconds` is how long its unused blocks stay on disk; None: for as long as there is room.
+    """
 
     key_name: str
     cache_scope: bytes
+    cache_ttl_seconds: float | None = None
+
+    @property
+    def cache_owner(self) -> str:
+        """The public name of its blocks."""
+        return owner_id(self.cache_scope)

@@ -34,6 +34,7 @@ _OPENAI_WORDS: dict[FailureKind, tuple[int, str, str | None]] = {
     FailureKind.CANCELLED: (499, "invalid_request_error", "cancelled"),
     FailureKind.INTERNAL: (500, "server_error", "internal_error"),
     FailureKind.MODEL_UNAVAILABLE: (503, "server_error", "model_unavailable"),
+    FailureKind.CACHE_UNAVAILABLE: (503, "server_error", "cache_unavailable"),
     FailureKind.WORKER_DIED: (503, "server_error", "worker_died"),
     FailureKind.SHUTTING_DOWN: (503, "server_error", "shutting_down"),
     FailureKind.OUT_OF_MEMORY: (503, "server_error", "out_of_memory"),
@@ -102,7 +103,9 @@ def unexpected_failure(error: BaseException, request_id: str) -> Failure:
 def _headers(failure: Failure) -> tuple[tuple[str, str], ...]:
     """What tells a client whether, and when, to come back. SDKs retry 429 and 5xx by themselves unless told not to."""
     match failure.kind:
-        case FailureKind.OVERLOADED | FailureKind.WORKER_DIED | FailureKind.SHUTTING_DOWN:
+        case (
+            FailureKind.OVERLOADED | FailureKind.CACHE_UNAVAILABLE | FailureKind.WORKER_DIED | FailureKind.SHUTTING_DOWN
+        ):
             return _come_back(failure.retry_after_seconds or _DEFAULT_RETRY_SECONDS)
         case FailureKind.MODEL_UNAVAILABLE | FailureKind.OUT_OF_MEMORY:
             # A broken folder does not mend itself: only who knows a time says that coming back helps.

@@ -1,7 +1,8 @@
 """API keys: named, kept as hashes in one private file, reloaded when it changes.
 
 A key is shown once, when it is made. The file holds its SHA-256 (enough: a key is 256 random bits, so there is
-nothing to guess) and a secret cache salt, so that equal prompts of two keys never share a prefix.
+nothing to guess) and a secret cache salt, so that equal prompts of two keys never share a prefix, unless a key was
+made to share another one's.
 """
 
 import fcntl
@@ -30,13 +31,18 @@ class KeysError(Exception):
     """The key file cannot be used, or a change to it is refused. One line that says what to do."""
 
 
-class KeyRecord(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One key. `sha256` and `cache_salt` are hexadecimal."""
+class KeyRecord(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One key. `sha256` and `cache_salt` are hexadecimal; keys of one salt share their prefixes.
+
+    `cache_ttl_seconds`: blocks of this key that nobody used for so long leave the disk. None: they stay while there is
+    room.
+    """
 
     name: str
     sha256: str
     created_unix: int
     cache_salt: str
+    cache_ttl_seconds: float | None = None
 
     @property
     def cache_scope(self) -> bytes:
@@ -72,6 +78,8 @@ def parse_keys(data: bytes, *, source: str) -> KeyFile:
         for record in file.keys:
             if len(bytes.fromhex(record.sha256)) != 32 or len(record.cache_scope) != 32:
                 raise ValueError("sha256 and cache_salt must have 64 hexadecimal digits")
+            if record.cache_ttl_seconds is not None and not record.cache_ttl_seconds > 0:
+                raise ValueError("cache_ttl_seconds must be more than 0")
     except (msgspec.DecodeError, ValueError) as why:
         raise KeysError(f"{source} is damaged ({why}); restore it, or move it away and add the keys again") from None
     if file.version != 1:
@@ -117,8 +125,18 @@ def list_keys(path: Path) -> tuple[KeyRecord, ...]:
     return _load(path).keys
 
 
-def add_key(path: Path, name: str, *, now_unix: int) -> str:
-    """Add a key under a new name and return it: the only time it can be seen. Raises KeysError."""
+def add_key(
+    path: Path,
+    name: str,
+    *,
+    now_unix: int,
+    share_cache_with: str | None = None,
+    cache_ttl_seconds: float | None = None,
+) -> str:
+    """Add a key under a new name and return it: the only time it can be seen. Raises KeysError.
+
+    `share_cache_with` names a key whose cached prefixes this one may use, and the other way round.
+    """
     if not _NAME.fullmatch(name):
         raise KeysError("a key's name has 1 to 64 letters, digits, dots, dashes or underscores; choose such a name")
     key = KEY_PREFIX + secrets.token_urlsafe(32)
@@ -126,7 +144,13 @@ def add_key(path: Path, name: str, *, now_unix: int) -> str:
         records = _load(path).keys
         if any(record.name == name for record in records):
             raise KeysError(f"there is a key named {name!r}; remove it first, or choose another name")
-        record = KeyRecord(name=name, sha256=digest_of(key), created_unix=now_unix, cache_salt=secrets.token_hex(32))
+        record = KeyRecord(
+            name=name,
+            sha256=digest_of(key),
+            created_unix=now_unix,
+            cache_salt=secrets.token_hex(32) if share_cache_with is None else _salt_of(records, share_cache_with),
+            cache_ttl_seconds=cache_ttl_seconds,
+        )
         _store(path, (*records, record))
     return key
 
@@ -140,6 +164,19 @@ def remove_key(path: Path, name: str) -> None:
             known = ", ".join(record.name for record in records) or "none"
             raise KeysError(f"there is no key of that name; the keys are: {known}")
         _store(path, kept)
+
+
+def shares_cache_with(records: Sequence[KeyRecord], record: KeyRecord) -> tuple[str, ...]:
+    """The names of the other keys that use this one's prefixes."""
+    return tuple(other.name for other in records if other.cache_salt == record.cache_salt and other.name != record.name)
+
+
+def _salt_of(records: Sequence[KeyRecord], name: str) -> str:
+    for record in records:
+        if record.name == name:
+            return record.cache_salt
+    known = ", ".join(record.name for record in records) or "none"
+    raise KeysError(f"there is no key of that name to share a cache with; the keys are: {known}")
 
 
 def _load(path: Path) -> KeyFile:

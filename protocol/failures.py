@@ -36,6 +36,8 @@ class FailureKind(enum.StrEnum):
     """A queue is full; coming back later helps."""
     MODEL_UNAVAILABLE = "model_unavailable"
     """The model is known but cannot run now: its folder is broken, or its worker keeps crashing."""
+    CACHE_UNAVAILABLE = "cache_unavailable"
+    """The cachestore does not answer now. Only questions about the cache itself can fail for it, never a completion."""
     WORKER_DIED = "worker_died"
     """The model's process ended under this request. It restarts by itself."""
     SHUTTING_DOWN = "shutting_down"

@@ -68,7 +68,9 @@ def openai_router(
 
 
 class _Translate(Protocol[Asked]):
-    def __call__(self, request: Asked, *, request_id: RequestId, cache_scope: bytes) -> Generate | Failure: ...
+    def __call__(
+        self, request: Asked, *, request_id: RequestId, cache_scope: bytes, disk_ttl_seconds: float | None = None
+    ) -> Generate | Failure: ...
 
 
 class _WholeAnswer(Protocol):
@@ -177,7 +179,12 @@ class _Answers:
         decoded = decode(body, endpoint.request_type)
         if isinstance(decoded, Failure):
             return decoded
-        generate = endpoint.translate(decoded.request, request_id=request_id, cache_scope=caller.cache_scope)
+        generate = endpoint.translate(
+            decoded.request,
+            request_id=request_id,
+            cache_scope=caller.cache_scope,
+            disk_ttl_seconds=caller.cache_ttl_seconds,
+        )
         if isinstance(generate, Failure):
             return generate
         model = self._models.find(decoded.request.model)

@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.openai.schema import (
     ChatRequest,
@@ -14,6 +15,7 @@ from gateway.openai.schema import (
     GenerationOptions,
     Message,
 )
+from gateway.volatile_heads import without_volatile_head
 from protocol.failures import Failure, FailureKind
 from protocol.generation import CacheUse, ChatMessage, ChatPrompt, Generate, Prompt, TextPrompt, TokenPrompt, ToolCall
 from protocol.ids import RequestId
@@ -37,8 +39,10 @@ class _Refusal(Exception):
         self.failure = Failure(kind=kind, message=f"`{param}`: {message}", param=param)
 
 
-def chat_to_generate(request: ChatRequest, *, request_id: RequestId, cache_scope: bytes) -> Generate | Failure:
-    """What a chat request asks of a worker. `cache_scope` is the caller's own."""
+def chat_to_generate(
+    request: ChatRequest, *, request_id: RequestId, cache_scope: bytes, disk_ttl_seconds: float | None = None
+) -> Generate | Failure:
+    """What a chat request asks of a worker. `cache_scope` and `disk_ttl_seconds` are the caller's own."""
     try:
         _refuse_unsupported(request)
         if request.top_logprobs is not None and not request.logprobs:
@@ -51,7 +55,7 @@ def chat_to_generate(request: ChatRequest, *, request_id: RequestId, cache_scope
             request,
             prompt,
             request_id=request_id,
-            cache_scope=cache_scope,
+            cache=_cache_use(request, cache_scope, disk_ttl_seconds),
             max_tokens=_max_tokens(request),
             top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         )
@@ -60,16 +64,16 @@ def chat_to_generate(request: ChatRequest, *, request_id: RequestId, cache_scope
 
 
 def completion_to_generate(
-    request: CompletionRequest, *, request_id: RequestId, cache_scope: bytes
+    request: CompletionRequest, *, request_id: RequestId, cache_scope: bytes, disk_ttl_seconds: float | None = None
 ) -> Generate | Failure:
-    """What a completion request asks of a worker. `cache_scope` is the caller's own."""
+    """What a completion request asks of a worker. The cache's arguments as in `chat_to_generate`."""
     try:
         _refuse_unsupported(request)
         return _generate(
             request,
             _completion_prompt(request.prompt),
             request_id=request_id,
-            cache_scope=cache_scope,
+            cache=_cache_use(request, cache_scope, disk_ttl_seconds),
             max_tokens=_max_tokens(request) or COMPLETION_MAX_TOKENS,
             top_logprobs=request.logprobs,
         )
@@ -115,7 +119,7 @@ def _generate(
     prompt: Prompt,
     *,
     request_id: RequestId,
-    cache_scope: bytes,
+    cache: CacheUse,
     max_tokens: int | None,
     top_logprobs: int | None,
 ) -> Generate:
@@ -127,11 +131,17 @@ def _generate(
         stop=_stop(request.stop),
         stop_token_ids=tuple(request.stop_token_ids or ()),
         top_logprobs=top_logprobs,
-        cache=CacheUse(
-            scope=_narrowed(cache_scope, request.cache_salt),
-            owner=owner_id(cache_scope),
-            retention="in_memory" if request.prompt_cache_retention == "in_memory" else "disk",
-        ),
+        cache=cache,
+    )
+
+
+def _cache_use(request: GenerationOptions, cache_scope: bytes, disk_ttl_seconds: float | None) -> CacheUse:
+    """Blocks are the caller's even where it narrowed its scope: it may have them all forgotten."""
+    return CacheUse(
+        scope=_narrowed(cache_scope, request.cache_salt),
+        owner=owner_id(cache_scope),
+        retention="in_memory" if request.prompt_cache_retention in ("in_memory", "in-memory") else "disk",
+        disk_ttl_seconds=disk_ttl_seconds,
     )
 
 
@@ -220,8 +230,11 @@ def _message(message: Message, at: str) -> ChatMessage:
     if message.audio is not None:
         raise _unsupported(f"{at}.audio", "this is a text-only model. Send text.")
     match message.role:
-        case "system" | "developer" | "user":
-            return ChatMessage(role=message.role, content=_required_content(message, at), name=message.name)
+        case "system" | "developer":
+            content = _required_content(_without_volatile_heads(message), at)
+            return ChatMessage(role=message.role, content=content, name=message.name)
+        case "user":
+            return ChatMessage(role="user", content=_required_content(message, at), name=message.name)
         case "tool":
             if message.tool_call_id is None:
                 raise _invalid(f"{at}.tool_call_id", "is required. Name the call that this message answers.")
@@ -246,6 +259,17 @@ def _message(message: Message, at: str) -> ChatMessage:
             raise _unsupported(f"{at}.role", "the role `function` is not supported. Use `tool` with `tool_call_id`.")
         case _:
             raise _invalid(f"{at}.role", "unknown role. Use system, developer, user, assistant or tool.")
+
+
+def _without_volatile_heads(message: Message) -> Message:
+    """Before parts are joined: a client may send such a head as a part of its own, without a line's end."""
+    if isinstance(message.content, str):
+        return replace(message, content=without_volatile_head(message.content))
+    parts = [
+        part if part.text is None else replace(part, text=without_volatile_head(part.text))
+        for part in message.content or ()
+    ]
+    return message if message.content is None else replace(message, content=parts)
 
 
 def _required_content(message: Message, at: str) -> str:

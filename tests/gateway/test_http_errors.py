@@ -26,6 +26,7 @@ STATUS = {
     FailureKind.CANCELLED: (499, "invalid_request_error", "cancelled"),
     FailureKind.INTERNAL: (500, "server_error", "internal_error"),
     FailureKind.MODEL_UNAVAILABLE: (503, "server_error", "model_unavailable"),
+    FailureKind.CACHE_UNAVAILABLE: (503, "server_error", "cache_unavailable"),
     FailureKind.WORKER_DIED: (503, "server_error", "worker_died"),
     FailureKind.SHUTTING_DOWN: (503, "server_error", "shutting_down"),
     FailureKind.OUT_OF_MEMORY: (503, "server_error", "out_of_memory"),
