@@ -91,12 +91,11 @@ class StepLoop(Generic[Payload]):
 
     def run(self) -> None:
         """Step until drained."""
-        while True:
+        while not self._is_drained():
             step = self._scheduler.next_step(self._clock())
             self._receive(step if isinstance(step, Idle) else None)
-            if self._drain_until is not None and self._is_drained(self._drain_until):
-                return
-            self._step()
+            if not self._is_drained():
+                self._step()
 
     # --- messages --------------------------------------------------------------------------------------------------
 
@@ -169,8 +168,9 @@ class StepLoop(Generic[Payload]):
         self._fail(request_id, FailureKind.CANCELLED, "cancelled")
         self._forget([request_id])
 
-    def _is_drained(self, until: float) -> bool:
-        if not self._scheduler.is_empty and self._clock() < until:
+    def _is_drained(self) -> bool:
+        """Whether to leave now. Asked before each wait as well: the last row may have ended with the last step."""
+        if self._drain_until is None or (not self._scheduler.is_empty and self._clock() < self._drain_until):
             return False
         for request_id in list(self._rows):
             self._fail(

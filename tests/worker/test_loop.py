@@ -384,6 +384,7 @@ def test_a_drain_finishes_what_runs_and_refuses_what_comes() -> None:
     assert run.text("r") == "hello"
     assert run.finished("r")
     assert run.failed("late") is FailureKind.SHUTTING_DOWN
+    assert run.clock.now < 1001.0  # it leaves with its last row, not at its deadline
 
 
 def test_a_drains_deadline_cuts_what_still_runs() -> None:
