@@ -1,4 +1,7 @@
-"""The cachestore's process: started first, restarted when it ends, asked for its books. Nobody ever waits for it."""
+"""The cachestore's process: started first, restarted when it ends, asked for its books.
+
+No completion ever waits for it. Who asks about the cache itself (`ask`) waits for a reply or a deadline.
+"""
 
 import asyncio
 import itertools
@@ -40,6 +43,10 @@ class CachestoreSettings(Struct, frozen=True, kw_only=True):
     backoff_longest_seconds: float = 30.0
 
 
+class CachestoreSilent(Exception):
+    """No reply in time, or no process to reply. What was asked may be done yet."""
+
+
 class CachestoreChild:
     """Keeps one cachestore running from `run` until `stop`. The dispatch task starts `run` and awaits its end."""
 
@@ -55,6 +62,8 @@ class CachestoreChild:
         )
         self._stopping = asyncio.Event()
         self._call_ids = itertools.count(1)
+        self._peer: AsyncPeer[BlockReply, BlockRequest] | None = None
+        self._awaited: dict[int, asyncio.Future[BlockReply]] = {}
         self._status = CachestoreStatus(state="absent", since_unix=unix_clock())
 
     def status(self) -> CachestoreStatus:
@@ -64,6 +73,12 @@ class CachestoreChild:
         """Let `run` end: SIGTERM, then SIGKILL after the grace. Idempotent."""
         self._stopping.set()
 
+    async def ask(self, request: BlockRequest, *, within_seconds: float) -> BlockReply:
+        """The reply to this request, whatever its `call_id` was. Raises CachestoreSilent. Call it while `run` runs."""
+        if self._peer is None or self._status.state != "ready":
+            raise CachestoreSilent(f"the cachestore is {self._status.state}")
+        return await self._exchange(self._peer, request, within_seconds=within_seconds)
+
     async def run(self) -> None:
         """Until `stop`. A child's end, however often, is logged and answered with a new one."""
         peer: AsyncPeer[BlockReply, BlockRequest] = AsyncPeer(
@@ -71,6 +86,8 @@ class CachestoreChild:
             b"gateway",
             cast("type[BlockReply]", BlockReply),
         )
+        self._peer = peer
+        reading = asyncio.create_task(self._read(peer))
         failures = 0
         try:
             for number in itertools.count(1):
@@ -94,6 +111,9 @@ class CachestoreChild:
                 self._status = replace(self._status, restarts=self._status.restarts + 1)
         finally:
             self._change("absent", pid=None)
+            self._peer = None
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
             peer.close()
 
     async def _one_life(self, peer: AsyncPeer[BlockReply, BlockRequest], incarnation: Incarnation) -> ChildExit:
@@ -122,6 +142,9 @@ class CachestoreChild:
             for task in (exited, silent, stopping):
                 task.cancel()
             await asyncio.gather(exited, silent, stopping, return_exceptions=True)
+            for awaited in self._awaited.values():
+                if not awaited.done():
+                    awaited.set_exception(CachestoreSilent("the cachestore ended before it answered"))
 
     async def _put_down(self, child: ChildProcess, exited: "asyncio.Task[ChildExit]") -> None:
         """It owns no GPU memory and its files survive a kill, so the ladder is short."""
@@ -138,7 +161,7 @@ class CachestoreChild:
         """Ask for the books for as long as answers come."""
         silences = 0
         while silences < self._settings.silent_limit:
-            books = await self._ask(peer)
+            books = await self._describe(peer)
             if books is None:
                 silences += 1
                 continue
@@ -151,22 +174,43 @@ class CachestoreChild:
         _log.warning("cachestore_silent", incarnation=incarnation, unanswered=silences)
         return "silent"
 
-    async def _ask(self, peer: AsyncPeer[BlockReply, BlockRequest]) -> Described | None:
-        call_id = next(self._call_ids)
+    async def _describe(self, peer: AsyncPeer[BlockReply, BlockRequest]) -> Described | None:
         try:
-            async with asyncio.timeout(self._settings.describe_within_seconds):
-                await peer.send(Describe(call_id=call_id))
-                while True:
-                    reply = await peer.receive()
-                    if isinstance(reply, MalformedMessage):
-                        _log.warning("cachestore_malformed", why=str(reply))
-                    elif reply.call_id == call_id:
-                        return reply if isinstance(reply, Described) else None
+            reply = await self._exchange(
+                peer, Describe(call_id=0), within_seconds=self._settings.describe_within_seconds
+            )
+        except CachestoreSilent:
+            return None
+        return reply if isinstance(reply, Described) else None
+
+    async def _exchange(
+        self, peer: AsyncPeer[BlockReply, BlockRequest], request: BlockRequest, *, within_seconds: float
+    ) -> BlockReply:
+        call_id = next(self._call_ids)
+        awaited: asyncio.Future[BlockReply] = asyncio.get_running_loop().create_future()
+        self._awaited[call_id] = awaited
+        try:
+            async with asyncio.timeout(within_seconds):
+                await peer.send(replace(request, call_id=call_id))
+                return await awaited
         except PeerGone:
-            await asyncio.sleep(self._settings.describe_within_seconds)
-            return None
+            await asyncio.sleep(within_seconds)  # its queue is full: to ask again at once would not help
+            raise CachestoreSilent("the cachestore reads nothing") from None
         except TimeoutError:
-            return None
+            raise CachestoreSilent(f"the cachestore did not answer within {within_seconds:g} s") from None
+        finally:
+            del self._awaited[call_id]
+
+    async def _read(self, peer: AsyncPeer[BlockReply, BlockRequest]) -> None:
+        """Hand each reply to whoever waits for it; one that comes too late is dropped."""
+        while True:
+            reply = await peer.receive()
+            if isinstance(reply, MalformedMessage):
+                _log.warning("cachestore_malformed", why=str(reply))
+                continue
+            awaited = self._awaited.get(reply.call_id)
+            if awaited is not None and not awaited.done():
+                awaited.set_result(reply)
 
     def _change(self, state: ModelState, *, pid: int | None, last_exit: LastExit | None = None) -> None:
         self._status = replace(

@@ -9,7 +9,7 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol, assert_never, cast
+from typing import Literal, Protocol, assert_never, cast
 
 import msgspec
 import structlog
@@ -49,11 +49,13 @@ from gateway.fleet_terms import (
 )
 from gateway.model_status import ModelFacts, model_status
 from gateway.open_requests import OpenRequest, OpenRequests
+from gateway.ports import CacheOrder, CacheQuestion
 from gateway.processes import ChildExit, ChildProcess, spawn
 from gateway.replies import Reply
 from gateway.status import LastExit, ModelStatus, ServiceStatus
 from protocol import generation
 from protocol.addresses import gateway_socket
+from protocol.blocks import BlockReply
 from protocol.failures import Failure, FailureKind
 from protocol.framing import MalformedMessage
 from protocol.generation import (
@@ -70,6 +72,7 @@ from protocol.generation import (
     Prefilling,
     Queued,
     RequestEvent,
+    SetBudget,
     Warm,
     Warmed,
     WorkerCommand,
@@ -91,6 +94,9 @@ _LAST_MESSAGES_SECONDS = 0.05
 _LOST_AFTER_FAULTS = 20
 _OVERLOADED_RETRY_SECONDS = 5.0
 _DEATHS_FOR_FAILURE = 2
+_FRESH_BOOKS_SECONDS = 1.0
+_CACHESTORE_SECONDS = 60.0
+"""To forget a full cache is to delete a hundred thousand files."""
 
 
 class ModelFolder(Protocol):
@@ -108,6 +114,12 @@ class ModelFolders(Protocol):
     """The catalog, as dispatch sees it. Called on the event loop."""
 
     def find(self, name: str) -> ModelFolder | None: ...
+
+
+class RequestObserver(Protocol):
+    """Whoever wants to know of requests that ended well. Called on the event loop; must not raise."""
+
+    def finished(self, request: OpenRequest, incarnation: Incarnation, end: Finished | Warmed) -> None: ...
 
 
 class DispatchSettings(Struct, frozen=True, kw_only=True):
@@ -137,6 +149,18 @@ class _Cancelled(Struct, frozen=True, kw_only=True):
     request_id: RequestId
 
 
+class _Ordered(Struct, frozen=True, kw_only=True):
+    model: ModelName
+    order: CacheOrder
+
+
+class _BooksWanted(Struct, frozen=True, kw_only=True):
+    """`nonces` are filled in by the loop, and emptied as the Pongs come."""
+
+    nonces: set[int]
+    fresh: asyncio.Event
+
+
 class _Said(Struct, frozen=True, kw_only=True):
     peer: bytes
     message: WorkerEvent | MalformedMessage
@@ -155,7 +179,9 @@ class _Stopped(Struct, frozen=True, kw_only=True):
     pass
 
 
-_Inbox = _Submitted | _Cancelled | _Said | _Exited | _DrainDeadlinePassed | _Stopped | FleetEvent
+_Inbox = (
+    _Submitted | _Cancelled | _Ordered | _BooksWanted | _Said | _Exited | _DrainDeadlinePassed | _Stopped | FleetEvent
+)
 
 
 class _Worker(Struct, kw_only=True):
@@ -167,6 +193,7 @@ class _Worker(Struct, kw_only=True):
     stop_at_birth: Callable[[ChildProcess], None] | None = None
     last_words: Failure | None = None
     loading: Loading | None = None
+    hot_cache_bytes: int | None = None
     books: Pong | None = None
     pong_at: float | None = None
     faults: int = 0
@@ -182,8 +209,10 @@ class Dispatch:
         *,
         clock: Callable[[], float],
         unix_clock: Callable[[], float],
+        observer: RequestObserver | None = None,
     ) -> None:
         self._settings = settings
+        self._observer = observer
         self._folders = folders
         self._clock = clock
         self._unix_clock = unix_clock
@@ -195,6 +224,8 @@ class Dispatch:
         self._inbox: asyncio.Queue[_Inbox] = asyncio.Queue()
         self._unread_room = asyncio.Semaphore(_UNREAD_MESSAGES)
         self._nonces = itertools.count(1)
+        self._budgets: dict[ModelName, int] = {}
+        self._books_wanted: list[_BooksWanted] = []
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._idle = asyncio.Event()
@@ -218,6 +249,29 @@ class Dispatch:
     def unload(self, model: ModelName) -> None:
         """End this model's process after its open requests. Also lets a model that was given up start again."""
         self._post(StopAsked(model=model))
+
+    def tell(self, model: ModelName, order: CacheOrder) -> Literal["told", "not_loaded"]:
+        """Order a model's process. A budget holds for its later processes, too; everything else dies with a process."""
+        if isinstance(order, SetBudget):
+            self._budgets[model] = order.hot_cache_bytes
+        self._post(_Ordered(model=model, order=order))
+        return "told" if isinstance(self._fleet.state(model), Ready) else "not_loaded"
+
+    async def fresh_status(self) -> ServiceStatus:
+        """The status after every ready process was asked for its books; those of a busy one may be its last."""
+        wanted = _BooksWanted(nonces=set(), fresh=asyncio.Event())
+        if not self._done.is_set():
+            self._post(wanted)
+            await _within(wanted.fresh, _FRESH_BOOKS_SECONDS)
+            if wanted in self._books_wanted:
+                self._books_wanted.remove(wanted)
+        return self.status()
+
+    async def ask_cachestore(self, question: CacheQuestion) -> BlockReply | None:
+        """Its reply, None when caching on disk is off. Raises CachestoreSilent."""
+        if self._cachestore is None:
+            return None
+        return await self._cachestore.ask(question, within_seconds=_CACHESTORE_SECONDS)
 
     def status(self) -> ServiceStatus:
         """What every model and the cachestore are doing now."""
@@ -268,6 +322,10 @@ class Dispatch:
                     await self._submitted(request, hands)
                 case _Cancelled(request_id=request_id):
                     await self._cancelled(request_id, hands)
+                case _Ordered(model=model, order=order):
+                    await self._ordered(model, order, hands)
+                case _BooksWanted():
+                    await self._want_books(entry, hands)
                 case _Said(peer=peer, message=message):
                     self._unread_room.release()
                     await self._said(peer, message, hands)
@@ -353,6 +411,31 @@ class Dispatch:
         # When the process is gone its exit takes the request out of the book.
         await hands.send_if_there(request.incarnation, Cancel(request_id=request_id))
 
+    async def _ordered(self, model: ModelName, order: CacheOrder, hands: "_Hands") -> None:
+        """One that is not ready has nothing to unpin or to forget; its budget is looked at when it is."""
+        state = self._fleet.state(model)
+        if isinstance(state, Ready):
+            await hands.send_if_there(state.incarnation, order)
+
+    async def _want_books(self, wanted: _BooksWanted, hands: "_Hands") -> None:
+        for model in self._fleet.models:
+            state = self._fleet.state(model)
+            if isinstance(state, Ready):
+                nonce = next(self._nonces)
+                wanted.nonces.add(nonce)
+                await hands.send_if_there(state.incarnation, Ping(nonce=nonce))
+        if wanted.nonces:
+            self._books_wanted.append(wanted)
+        else:
+            wanted.fresh.set()
+
+    def _books_came(self, nonce: int) -> None:
+        for wanted in self._books_wanted:
+            wanted.nonces.discard(nonce)
+            if not wanted.nonces:
+                wanted.fresh.set()
+        self._books_wanted = [wanted for wanted in self._books_wanted if wanted.nonces]
+
     async def _release(self, model: ModelName, incarnation: Incarnation, hands: "_Hands") -> None:
         for request in self._open.waiting(model):
             self._open.send(request, incarnation)
@@ -418,12 +501,16 @@ class Dispatch:
                 await self._tell_fleet(WorkerHello(hello=message), hands)
             case generation.Ready():
                 await self._tell_fleet(WorkerReady(model=model, incarnation=incarnation, limits=message), hands)
+                budget = self._budgets.get(model)
+                if budget is not None and budget != worker.hot_cache_bytes:  # it was changed while the model loaded
+                    await self._ordered(model, SetBudget(hot_cache_bytes=budget), hands)
             case Loading():
                 worker.loading = message
             case Queued() | Prefilling() | Delta() | Finished() | Warmed() | Failed():
                 await self._request_event(worker, message, hands)
             case Pong():
                 worker.books, worker.pong_at = message, self._clock()
+                self._books_came(message.nonce)
                 await self._tell_fleet(PongReceived(model=model, incarnation=incarnation, steps=message.steps), hands)
             case LastWords(failure=failure):
                 worker.last_words = failure
@@ -441,6 +528,8 @@ class Dispatch:
             self._count_fault(worker, f"{type(event).__name__} for a request that it does not have")
             return
         request.reply.put(event)
+        if self._observer and isinstance(event, (Finished, Warmed)) and request.phase != "cancelled":
+            self._observer.finished(request, worker.incarnation, event)
         if isinstance(event, (Finished, Warmed, Failed)):
             await self._work_changed(worker.model, worker.incarnation, hands)
 
@@ -544,6 +633,7 @@ class Dispatch:
         try:
             if folder is None:
                 raise FileNotFoundError(f"the folder of model {worker.model} is no longer there")
+            worker.hot_cache_bytes = self._budgets.get(worker.model, settings.hot_cache_bytes)
             launch = WorkerLaunch(
                 model=worker.model,
                 model_path=folder.path,
@@ -551,7 +641,7 @@ class Dispatch:
                 incarnation=worker.incarnation,
                 max_rows=settings.max_rows,
                 context_tokens=settings.context_tokens,
-                hot_cache_bytes=settings.hot_cache_bytes,
+                hot_cache_bytes=worker.hot_cache_bytes,
                 persist=settings.persist,
                 prefill_slice_seconds=settings.prefill_slice_seconds,
                 log_level=settings.log_level,

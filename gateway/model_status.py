@@ -51,6 +51,7 @@ def model_status(facts: ModelFacts, *, now: float, unix_now: float) -> ModelStat
         seconds_since_pong=now - facts.pong_at if facts.pong_at is not None else None,
         retry_after_seconds=max(0.0, state.until - now) if isinstance(state, (BackingOff, GivenUp)) else None,
         memory_bytes=books.active_bytes if books else None,
+        books=books,
         stuck_reason=facts.stuck_reason,
     )
 

@@ -18,12 +18,13 @@ Phase = Literal["waiting", "sent", "accepted", "streaming", "cancelled"]
 
 
 class OpenRequest(Struct, kw_only=True):
-    """One request on its way. Only `OpenRequests` changes it."""
+    """One request on its way. Only `OpenRequests` changes it. `queued` is what its process said of the prompt."""
 
     model: ModelName
     generate: Generate | Warm
     reply: Reply
     phase: Phase = "waiting"
+    queued: Queued | None = None
     incarnation: Incarnation | None = None
     deaths: int = 0
 
@@ -94,6 +95,7 @@ class OpenRequests:
                 self.remove(request)
             case Queued() if request.phase == "sent":
                 request.phase = "accepted"
+                request.queued = event
             case Prefilling() if request.phase in ("sent", "accepted"):
                 request.phase = "accepted"
             case Delta() if request.phase in ("sent", "accepted", "streaming"):

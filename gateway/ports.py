@@ -1,10 +1,18 @@
 """What the HTTP dialects need from the rest of the gateway, so that each can be built and tested alone."""
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 from gateway.replies import Reply
-from protocol.generation import Generate, Warm
+from gateway.status import ServiceStatus
+from protocol.blocks import BlockReply, Describe, Forget, UnpinBlocks
+from protocol.generation import ForgetHot, Generate, SetBudget, Unpin, Warm
 from protocol.ids import ModelName
+
+CacheOrder = Unpin | SetBudget | ForgetHot
+"""What a worker is told about its hot tier. It answers nothing: its books show what came of it."""
+
+CacheQuestion = Forget | UnpinBlocks | Describe
+"""What the gateway asks of the cachestore. Its `call_id` is filled in on the way."""
 
 
 class Generator(Protocol):
@@ -29,3 +37,19 @@ class ModelLookup(Protocol):
     """Finds models by the exact name they are served under."""
 
     def find(self, name: str) -> KnownModel | None: ...
+
+
+class CacheControl(Protocol):
+    """Acts on the caches of all processes. Called on the event loop."""
+
+    def tell(self, model: ModelName, order: CacheOrder) -> Literal["told", "not_loaded"]:
+        """Order a model's process. A budget for a model that is not loaded is remembered for its next load."""
+        ...
+
+    async def fresh_status(self) -> ServiceStatus:
+        """The status with books asked for now, or the last ones of a process that does not answer soon."""
+        ...
+
+    async def ask_cachestore(self, question: CacheQuestion) -> BlockReply | None:
+        """Its reply, None when caching on disk is off. Raises CachestoreSilent."""
+        ...

@@ -223,6 +223,12 @@ class RequestRing:
         for record in tuple(self._by_owner.get(owner, ())):
             self._drop(record)
 
+    def forget_everyone(self) -> None:
+        """Drop everything."""
+        self._by_owner.clear()
+        self._in_order.clear()
+        self._bytes = 0
+
     def _drop(self, record: RequestRecord) -> None:
         del self._in_order[record.request_id]
         self._bytes -= record.size_bytes

@@ -5,7 +5,7 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 from protocol.blocks import Described
-from protocol.generation import Loading, Ready
+from protocol.generation import Loading, Pong, Ready
 from protocol.ids import Incarnation, ModelName
 
 ModelState = Literal["absent", "starting", "ready", "draining", "backing_off", "given_up"]
@@ -29,7 +29,7 @@ class ModelStatus(Struct, frozen=True, kw_only=True):
     """One model that dispatch knows of. A model of the catalog without an entry is `absent`.
 
     `loading` is there while weights are read. `stuck_reason` is set while the model has work and its step loop made
-    no step within its limit; it says so in words that an operator can act on.
+    no step within its limit; it says so in words that an operator can act on. `books` is the process's last Pong.
     """
 
     name: ModelName
@@ -47,6 +47,7 @@ class ModelStatus(Struct, frozen=True, kw_only=True):
     seconds_since_pong: float | None = None
     retry_after_seconds: float | None = None
     memory_bytes: int | None = None
+    books: Pong | None = None
     stuck_reason: str | None = None
 
 

@@ -7,6 +7,9 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from protocol.generation import CacheReport, Timings
+from protocol.ids import RequestId
+
 EndReason = Literal["stop", "length"]
 
 
@@ -30,6 +33,14 @@ class UsageObject(Struct, frozen=True, kw_only=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
+
+
+class DetailsObject(Struct, frozen=True, kw_only=True):
+    """What mlxd knows beyond OpenAI's object, for who asks with the header `x-mlxd-details: 1`."""
+
+    request_id: RequestId
+    timings: Timings
+    cache: CacheReport
 
 
 # --- chat ------------------------------------------------------------------------------------------------------------
@@ -86,6 +97,7 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: UsageObject
     system_fingerprint: str | None
+    mlxd: DetailsObject | UnsetType = UNSET
 
 
 class ChatDelta(Struct, frozen=True, kw_only=True):
@@ -114,6 +126,7 @@ class ChatChunk(Struct, frozen=True, kw_only=True):
     system_fingerprint: str | None
     choices: list[ChatChunkChoice]
     usage: UsageObject | UnsetType | None = UNSET
+    mlxd: DetailsObject | UnsetType = UNSET
 
 
 # --- completions -----------------------------------------------------------------------------------------------------
@@ -147,3 +160,4 @@ class TextCompletion(Struct, frozen=True, kw_only=True):
     system_fingerprint: str | None
     choices: list[TextChoice]
     usage: UsageObject | UnsetType | None = UNSET
+    mlxd: DetailsObject | UnsetType = UNSET

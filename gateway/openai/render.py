@@ -9,6 +9,7 @@ from typing import Literal, assert_never
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
 
 from gateway import sse
 from gateway.http_errors import openai_error_body
@@ -20,6 +21,7 @@ from gateway.openai.answers import (
     ChatCompletion,
     ChatDelta,
     ChatLogprobs,
+    DetailsObject,
     EndReason,
     LegacyLogprobsObject,
     PromptTokensDetails,
@@ -41,6 +43,7 @@ from protocol.generation import (
     Usage,
     Warmed,
 )
+from protocol.ids import RequestId
 
 UsageChunk = Literal["asked", "unasked"]
 
@@ -50,12 +53,13 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Envelope(Struct, frozen=True, kw_only=True):
-    """What is the same in every chunk of an answer."""
+    """What is the same in every chunk of an answer. `details_of` is the request whose details go into the last one."""
 
     id: str
     created: int
     model: str
     system_fingerprint: str | None
+    details_of: RequestId | None = None
 
 
 class ChatStream:
@@ -63,6 +67,7 @@ class ChatStream:
 
     def __init__(self, envelope: Envelope, *, usage: UsageChunk) -> None:
         self._envelope = envelope
+        self._usage: UsageChunk = usage
         self._no_usage: UnsetType | None = None if usage == "asked" else UNSET
         self._head, self._tail = _halves(self._chunk(delta=ChatDelta(content=_MARK)))
         self._is_open = False
@@ -79,8 +84,8 @@ class ChatStream:
             case Queued() | Prefilling() | Warmed():
                 return self._opening()
             case Finished():
-                last = _event(self._chunk(delta=ChatDelta(), finish_reason=_end_reason(event.reason)))
-                return self._opening() + last + self._usage(event.usage) + sse.DONE
+                last = self._chunk(delta=ChatDelta(), finish_reason=_end_reason(event.reason))
+                return self._opening() + _ending(last, self._envelope, event, usage=self._usage) + sse.DONE
             case Failed():
                 return sse.data_event(openai_error_body(event.failure))
             case _:
@@ -91,11 +96,6 @@ class ChatStream:
             return b""
         self._is_open = True
         return _event(self._chunk(delta=ChatDelta(role="assistant", content="")))
-
-    def _usage(self, usage: Usage) -> bytes:
-        if self._no_usage is UNSET:
-            return b""
-        return _event(msgspec.structs.replace(self._chunk(delta=ChatDelta()), choices=[], usage=_usage(usage)))
 
     def _chunk(
         self, *, delta: ChatDelta, logprobs: ChatLogprobs | None = None, finish_reason: EndReason | None = None
@@ -115,6 +115,7 @@ class TextStream:
 
     def __init__(self, envelope: Envelope, *, usage: UsageChunk, top_logprobs: int | None) -> None:
         self._envelope = envelope
+        self._usage: UsageChunk = usage
         self._no_usage: UnsetType | None = None if usage == "asked" else UNSET
         self._head, self._tail = _halves(self._chunk(TextChoice(text=_MARK)))
         self._top_logprobs = top_logprobs
@@ -131,18 +132,12 @@ class TextStream:
             case Queued() | Prefilling() | Warmed():
                 return b""
             case Finished():
-                last = _event(self._chunk(TextChoice(text="", finish_reason=_end_reason(event.reason))))
-                return last + self._usage(event.usage) + sse.DONE
+                last = self._chunk(TextChoice(text="", finish_reason=_end_reason(event.reason)))
+                return _ending(last, self._envelope, event, usage=self._usage) + sse.DONE
             case Failed():
                 return sse.data_event(openai_error_body(event.failure))
             case _:
                 assert_never(event)
-
-    def _usage(self, usage: Usage) -> bytes:
-        if self._no_usage is UNSET:
-            return b""
-        chunk = self._chunk(TextChoice(text=""))
-        return _event(msgspec.structs.replace(chunk, choices=[], usage=_usage(usage)))
 
     def _chunk(self, choice: TextChoice) -> TextCompletion:
         return _text_completion(self._envelope, choice, self._no_usage)
@@ -167,6 +162,7 @@ def chat_completion(
             ],
             usage=_usage(finished.usage),
             system_fingerprint=envelope.system_fingerprint,
+            mlxd=_details(envelope, finished),
         )
     )
 
@@ -178,7 +174,8 @@ def text_completion(
     tokens = [token for delta in deltas for token in delta.logprobs]
     logprobs = None if top_logprobs is None else _legacy_logprobs(tokens, _Offsets(), top_logprobs)
     choice = TextChoice(text=_joined(deltas), logprobs=logprobs, finish_reason=_end_reason(finished.reason))
-    return _encode(_text_completion(envelope, choice, _usage(finished.usage)))
+    completion = _text_completion(envelope, choice, _usage(finished.usage))
+    return _encode(replace(completion, mlxd=_details(envelope, finished)))
 
 
 def _text_completion(envelope: Envelope, choice: TextChoice, usage: UsageObject | UnsetType | None) -> TextCompletion:
@@ -200,6 +197,24 @@ def _halves(chunk: ChatChunk | TextCompletion) -> tuple[bytes, bytes]:
 
 def _event(chunk: ChatChunk | TextCompletion) -> bytes:
     return sse.data_event(_encode(chunk))
+
+
+def _ending(last: ChatChunk | TextCompletion, envelope: Envelope, finished: Finished, *, usage: UsageChunk) -> bytes:
+    """The chunk with the finish reason, and the one with the usage if it was asked for. Details go into the last."""
+    details = _details(envelope, finished)
+    match usage:
+        case "unasked":
+            return _event(replace(last, mlxd=details))
+        case "asked":
+            return _event(last) + _event(replace(last, choices=[], usage=_usage(finished.usage), mlxd=details))
+        case _:
+            assert_never(usage)
+
+
+def _details(envelope: Envelope, finished: Finished) -> DetailsObject | UnsetType:
+    if envelope.details_of is None:
+        return UNSET
+    return DetailsObject(request_id=envelope.details_of, timings=finished.timings, cache=finished.cache)
 
 
 def _joined(deltas: Sequence[Delta]) -> str:

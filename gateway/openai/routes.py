@@ -6,7 +6,7 @@ waits, in both modes, and a stream must not pay for a task per token.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import Any, Generic, Protocol, TypeVar, assert_never
+from typing import Any, Generic, Literal, Protocol, TypeVar, assert_never
 
 from litestar import Router, post
 from litestar.types import ASGIApp, Receive, Scope, Send
@@ -29,6 +29,7 @@ from protocol.ids import ModelName, RequestId
 
 KEEPALIVE_SECONDS = 10.0
 IGNORED_HEADER = b"x-mlxd-ignored-params"
+DETAILS_HEADER = b"x-mlxd-details"
 
 Body = TypeVar("Body", bound=GenerationOptions)
 Result = TypeVar("Result")
@@ -118,6 +119,7 @@ class _Accepted(Struct, Generic[Body], frozen=True, kw_only=True):
     request: Body
     generate: Generate
     ignored: tuple[str, ...]
+    details: Literal["asked", "unasked"]
 
 
 class _Answers:
@@ -147,24 +149,21 @@ class _Answers:
         return answer
 
     async def _answer(self, endpoint: _Endpoint[Body], scope: Scope, receive: Receive, send: Send) -> None:
-        state = scope["state"]
-        request_id: RequestId = state["request_id"]
-        caller: Caller = state["caller"]
         body = await read_json_body(scope["headers"], receive, max_body_bytes=self._max_body_bytes)
         if isinstance(body, ClientGone):
             return
-        accepted = body if isinstance(body, Failure) else self._accept(endpoint, body, request_id, caller)
+        accepted = body if isinstance(body, Failure) else self._accept(endpoint, body, scope)
         if isinstance(accepted, Failure):
-            await _send_error(send, accepted)
+            await send_error(send, accepted)
             return
         disconnected = asyncio.create_task(sse.until_disconnected(receive))
         reply = self._generator.submit(ModelName(accepted.request.model), accepted.generate)
         try:
-            first = await _unless_disconnected(anext(reply), disconnected)
+            first = await unless_disconnected(anext(reply), disconnected)
             if first is None:
                 return
             if isinstance(first, Failed):
-                await _send_error(send, _pointing_at(endpoint.prompt_field, first.failure))
+                await send_error(send, pointing_at(endpoint.prompt_field, first.failure))
             elif accepted.request.stream:
                 await self._send_stream(endpoint, accepted, first, reply, send, disconnected)
             else:
@@ -173,9 +172,9 @@ class _Answers:
             reply.cancel()
             disconnected.cancel()
 
-    def _accept(
-        self, endpoint: _Endpoint[Body], body: bytes, request_id: RequestId, caller: Caller
-    ) -> _Accepted[Body] | Failure:
+    def _accept(self, endpoint: _Endpoint[Body], body: bytes, scope: Scope) -> _Accepted[Body] | Failure:
+        request_id: RequestId = scope["state"]["request_id"]
+        caller: Caller = scope["state"]["caller"]
         decoded = decode(body, endpoint.request_type)
         if isinstance(decoded, Failure):
             return decoded
@@ -187,20 +186,11 @@ class _Answers:
         )
         if isinstance(generate, Failure):
             return generate
-        model = self._models.find(decoded.request.model)
-        if model is None:
-            return Failure(
-                kind=FailureKind.MODEL_NOT_FOUND,
-                message=f"No model `{decoded.request.model[:128]}` here. GET /v1/models lists those there are.",
-                param="model",
-            )
-        if model.problem is not None:
-            return Failure(
-                kind=FailureKind.MODEL_UNAVAILABLE,
-                message=f"This model cannot be served: {model.problem}",
-                param="model",
-            )
-        return _Accepted(request=decoded.request, generate=generate, ignored=decoded.ignored)
+        unservable = cannot_serve(self._models, decoded.request.model)
+        if unservable is not None:
+            return unservable
+        details = "asked" if (DETAILS_HEADER, b"1") in scope["headers"] else "unasked"
+        return _Accepted(request=decoded.request, generate=generate, ignored=decoded.ignored, details=details)
 
     def _envelope(self, endpoint: _Endpoint[Body], accepted: _Accepted[Body]) -> Envelope:
         return Envelope(
@@ -208,6 +198,7 @@ class _Answers:
             created=int(self._unix_clock()),
             model=accepted.request.model,
             system_fingerprint=self._system_fingerprint,
+            details_of=accepted.generate.request_id if accepted.details == "asked" else None,
         )
 
     async def _send_stream(
@@ -239,21 +230,39 @@ class _Answers:
         send: Send,
         disconnected: "asyncio.Task[None]",
     ) -> None:
-        collected = await _unless_disconnected(_collected(first, reply), disconnected)
+        collected = await unless_disconnected(_collected(first, reply), disconnected)
         if collected is None:
             return
         deltas, last = collected
         if isinstance(last, Failed):
-            await _send_error(send, _pointing_at(endpoint.prompt_field, last.failure))
+            await send_error(send, pointing_at(endpoint.prompt_field, last.failure))
             return
         body = endpoint.whole(
             self._envelope(endpoint, accepted), deltas, last, top_logprobs=accepted.generate.top_logprobs
         )
         headers = [(b"content-type", b"application/json"), *_ignored_headers(accepted.ignored)]
-        await _send_answer(send, 200, headers, body)
+        await send_answer(send, 200, headers, body)
 
 
-async def _unless_disconnected(
+def cannot_serve(models: ModelLookup, name: str) -> Failure | None:
+    """Why no request for this model can be run, before anything is started for it."""
+    model = models.find(name)
+    if model is None:
+        return Failure(
+            kind=FailureKind.MODEL_NOT_FOUND,
+            message=f"No model `{name[:128]}` here. GET /v1/models lists those there are.",
+            param="model",
+        )
+    if model.problem is not None:
+        return Failure(
+            kind=FailureKind.MODEL_UNAVAILABLE,
+            message=f"This model cannot be served: {model.problem}",
+            param="model",
+        )
+    return None
+
+
+async def unless_disconnected(
     waited_for: Coroutine[Any, Any, Result], disconnected: "asyncio.Task[None]"
 ) -> Result | None:
     """The result, or None as soon as the client is gone."""
@@ -292,7 +301,7 @@ async def _collected(first: RequestEvent, reply: Reply) -> tuple[list[Delta], Fi
         event = await anext(reply)
 
 
-def _pointing_at(prompt_field: str, failure: Failure) -> Failure:
+def pointing_at(prompt_field: str, failure: Failure) -> Failure:
     """The worker does not know how this API names the prompt."""
     if failure.kind is FailureKind.CONTEXT_LENGTH_EXCEEDED:
         return replace(failure, param=prompt_field)
@@ -303,13 +312,15 @@ def _ignored_headers(ignored: tuple[str, ...]) -> tuple[tuple[bytes, bytes], ...
     return ((IGNORED_HEADER, ignored_header(ignored).encode()),) if ignored else ()
 
 
-async def _send_error(send: Send, failure: Failure) -> None:
+async def send_error(send: Send, failure: Failure) -> None:
+    """A whole answer in OpenAI's envelope."""
     answer = openai_error(failure)
     headers = [(name.encode(), value.encode()) for name, value in answer.headers]
-    await _send_answer(send, answer.status, headers, answer.body)
+    await send_answer(send, answer.status, headers, answer.body)
 
 
-async def _send_answer(send: Send, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> None:
+async def send_answer(send: Send, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> None:
+    """A whole answer."""
     headers = [*headers, (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
