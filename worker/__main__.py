@@ -130,13 +130,11 @@ class Worker:
 
     def _take(self, command: WorkerCommand | MalformedMessage) -> None:
         match command:
-            case Generate():
+            case Generate() | Warm():
                 # The gateway sends requests after Ready only.
                 if self._text_plane is not None:
                     self._text_plane.submit(command)
-            case Warm() | Unpin() | SetBudget() | ForgetHot():
-                pass  # the next commit
-            case Cancel() | Drain() | Ping():
+            case Cancel() | Drain() | Ping() | Unpin() | SetBudget() | ForgetHot():
                 self._inbox.put(command)
             case Welcome():
                 pass
@@ -181,8 +179,8 @@ class Worker:
         engine = MlxEngine(loaded, tokenizer)
         limits = [limit for limit in (launch.context_tokens, context_tokens(path)) if limit is not None]
         context = min(limits, default=32_768)
-        if not loaded.prefix_reuse.available:
-            log.warning("prefix_reuse_off", model=launch.model, reason=loaded.prefix_reuse.reason)
+        if not engine.prefix_reuse.available:
+            log.warning("prefix_reuse_off", model=launch.model, reason=engine.prefix_reuse.reason)
 
         cold: ColdCache[dict[str, Any]] = ColdCache(
             connect=self._connect_cachestore,
@@ -192,12 +190,14 @@ class Worker:
             deliver=self._inbox.put,
             clock=time.monotonic,
         )
-        index: PrefixIndex[dict[str, Any]] = PrefixIndex(launch.hot_cache_bytes)
+        index: PrefixIndex[dict[str, Any]] = PrefixIndex(
+            launch.hot_cache_bytes, "states" if engine.keeps_states else "any_token"
+        )
         cache = PrefixCache(
             index,
             cold,
             launch.persist,
-            reuse_off_reason=loaded.prefix_reuse.reason,
+            reuse_off_reason=engine.prefix_reuse.reason,
         )
         max_rows = launch.max_rows if loaded.is_batchable else 1
         loop = StepLoop(
@@ -227,7 +227,7 @@ class Worker:
                 max_rows=max_rows,
                 weight_bytes=loaded.weight_bytes,
                 load_seconds=time.monotonic() - started,
-                prefix_reuse=loaded.prefix_reuse,
+                prefix_reuse=engine.prefix_reuse,
                 fingerprint=loaded.fingerprint,
             )
         )

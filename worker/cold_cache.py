@@ -8,9 +8,9 @@ import contextlib
 import itertools
 import queue
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, Literal, TypeVar
 
 import structlog
 
@@ -24,20 +24,28 @@ from protocol.blocks import (
     Found,
     Leased,
     Lookup,
+    PinBlocks,
     Publish,
     Published,
     Release,
     Stage,
     Staged,
+    UnpinBlocks,
 )
 from protocol.framing import MalformedMessage
+from protocol.generation import Pin
 from protocol.ids import BLOCK_TOKENS, GRAIN_TOKENS, BlockKey, LeaseId
 from protocol.sockets import Peer, PeerGone
-from worker.messages import BlockDurable, BlocksFetched
-from worker.prefix_index import Block
+from worker.messages import BlocksFetched, BlockStored
+from worker.prefix_cache import Fetch as PrefixFetch
+from worker.prefix_cache import FetchOutcome
+from worker.prefix_index import Block, BlockParts
 from worker.sequence import Prepared
 
 Payload = TypeVar("Payload")
+
+FIRST_READ_BYTES_PER_SECOND = 1e9
+"""What a disk is believed to read before it was measured."""
 
 LOOKUP_SECONDS = 0.5
 """How long the index may take to answer; it needs about a millisecond. A request waits for this one."""
@@ -49,6 +57,7 @@ REST_SECONDS = 5.0
 """How long a silent daemon is left alone."""
 
 _HEADER_SLACK_BYTES = 64 * 1024
+_GRAINS = BLOCK_TOKENS // GRAIN_TOKENS
 
 log = structlog.get_logger()
 
@@ -58,10 +67,8 @@ class ColdCacheUnavailable(Exception):
 
 
 @dataclass(frozen=True)
-class _FetchJob:
-    prepared: Prepared
-    hot_blocks: int
-    hot_tokens: int
+class _PinJob:
+    request: PinBlocks | UnpinBlocks
 
 
 @dataclass(frozen=True)
@@ -69,10 +76,21 @@ class _StopJob:
     pass
 
 
+@dataclass
+class _Speed:
+    """A rate in bytes a second, by what was measured lately."""
+
+    bytes_per_second: float
+
+    def measured(self, file_bytes: int, seconds: float) -> None:
+        if seconds > 0:
+            self.bytes_per_second += 0.3 * (file_bytes / seconds - self.bytes_per_second)
+
+
 class ColdCache(Generic[Payload]):
     """`fetch`, `store`, `is_storing` are the step thread's; `deliver` is called on this object's thread.
 
-    `read(path, tokens)` gives a payload with its size; `write(path, payload, tokens, metadata)` makes a block file.
+    `read(path, tokens)` gives the parts of a block; `write(path, block, tokens, metadata)` makes a block file.
     """
 
     def __init__(
@@ -80,9 +98,9 @@ class ColdCache(Generic[Payload]):
         *,
         connect: Callable[[], Peer[BlockReply, BlockRequest]],
         fingerprint: str,
-        read: Callable[[str, int], tuple[Payload, int]],
-        write: Callable[[str, Payload, int, dict[str, str]], None],
-        deliver: Callable[[BlocksFetched[Payload] | BlockDurable], None],
+        read: Callable[[str, int], BlockParts[Payload]],
+        write: Callable[[str, Block[Payload], int, dict[str, str]], None],
+        deliver: Callable[[BlocksFetched[Payload] | BlockStored], None],
         clock: Callable[[], float],
         staging_budget_bytes: int = 1024**3,
     ) -> None:
@@ -93,11 +111,14 @@ class ColdCache(Generic[Payload]):
         self._deliver = deliver
         self._clock = clock
         self._staging_budget_bytes = staging_budget_bytes
-        self._jobs: queue.PriorityQueue[tuple[int, int, _FetchJob | Block[Payload] | _StopJob]] = queue.PriorityQueue()
+        self._jobs: queue.PriorityQueue[tuple[int, int, PrefixFetch[Payload] | Block[Payload] | _PinJob | _StopJob]] = (
+            queue.PriorityQueue()
+        )
         self._order = itertools.count()
         self._calls = itertools.count(1)
         self._lock = threading.Lock()
-        self._storing: dict[BlockKey, int] = {}
+        self._storing: dict[BlockKey, Block[Payload]] = {}
+        self._read_speed = _Speed(FIRST_READ_BYTES_PER_SECOND)
         self._resting_until = 0.0
         self._last_refusal = ""
         self.stored_blocks = 0
@@ -106,15 +127,37 @@ class ColdCache(Generic[Payload]):
     def start(self) -> None:
         self._thread.start()
 
-    def fetch(self, prepared: Prepared, hot_blocks: int, hot_tokens: int) -> None:
-        self._jobs.put((0, next(self._order), _FetchJob(prepared, hot_blocks, hot_tokens)))
+    @property
+    def read_bytes_per_second(self) -> float:
+        """How fast blocks came from disk lately, the daemon's checks included."""
+        return self._read_speed.bytes_per_second
 
-    def store(self, block: Block[Payload]) -> None:
+    def fetch(self, fetch: PrefixFetch[Payload]) -> None:
+        self._jobs.put((0, next(self._order), fetch))
+
+    def store(self, block: Block[Payload]) -> bool:
         with self._lock:
-            if sum(self._storing.values()) + block.size_bytes > self._staging_budget_bytes:
-                return
-            self._storing[block.key] = block.size_bytes
+            waiting_bytes = sum(waiting.size_bytes for waiting in self._storing.values())
+            if waiting_bytes + block.size_bytes > self._staging_budget_bytes:
+                return False
+            self._storing[block.key] = block
         self._jobs.put((1, next(self._order), block))
+        return True
+
+    def pin(self, keys: Sequence[BlockKey], owner: str, pin: Pin) -> None:
+        request = PinBlocks(
+            call_id=next(self._calls),
+            fingerprint=self._fingerprint,
+            keys=tuple(keys),
+            owner=owner,
+            name=pin.name,
+            ttl_seconds=pin.ttl_seconds,
+        )
+        self._jobs.put((2, next(self._order), _PinJob(request)))
+
+    def unpin(self, owner: str, name: str) -> None:
+        request = UnpinBlocks(call_id=next(self._calls), owner=owner, name=name)
+        self._jobs.put((2, next(self._order), _PinJob(request)))
 
     def is_storing(self, key: BlockKey) -> bool:
         with self._lock:
@@ -122,7 +165,7 @@ class ColdCache(Generic[Payload]):
 
     def stop(self, timeout_seconds: float) -> int:
         """Finish what is queued, within the time. Returns how many blocks were not stored."""
-        self._jobs.put((2, next(self._order), _StopJob()))
+        self._jobs.put((3, next(self._order), _StopJob()))
         self._thread.join(timeout_seconds)
         with self._lock:
             return len(self._storing)
@@ -135,77 +178,125 @@ class ColdCache(Generic[Payload]):
                 match job:
                     case _StopJob():
                         return
-                    case _FetchJob():
+                    case PrefixFetch():
                         self._deliver(self._fetched(peer, job))
                     case Block():
                         self._stored(peer, job)
+                    case _PinJob(request=request):
+                        with contextlib.suppress(ColdCacheUnavailable):
+                            self._call(peer, request, CALL_SECONDS)
         finally:
             peer.close()
 
-    def _fetched(self, peer: Peer[BlockReply, BlockRequest], job: _FetchJob) -> BlocksFetched[Payload]:
-        prepared = job.prepared
-        blocks: list[Block[Payload]] = []
+    def _fetched(self, peer: Peer[BlockReply, BlockRequest], fetch: PrefixFetch[Payload]) -> BlocksFetched[Payload]:
+        prepared = fetch.prepared
+        # What waits to be written was evicted from RAM perhaps, but not from here: it needs no reading.
+        blocks = self._waiting_chain(fetch)
         try:
-            if not self._is_worth_fetching(peer, job):
-                return BlocksFetched(prepared.request_id, (), "absent")
-            reply = self._call(
-                peer,
-                Fetch(
-                    call_id=next(self._calls),
-                    fingerprint=self._fingerprint,
-                    grains=prepared.grains,
-                    skip_blocks=job.hot_blocks,
-                ),
-                CALL_SECONDS,
-            )
-            if not isinstance(reply, Leased):
-                return BlocksFetched(prepared.request_id, (), _reason(reply))
-            try:
-                for slot, leased in enumerate(reply.blocks, job.hot_blocks):
-                    blocks.append(self._block(prepared, slot, leased.grains, leased.path))
-            finally:
-                self._send_release(peer, reply.lease)
-            missed = "" if blocks else reply.miss_reason
+            outcome = self._read_chain(peer, fetch, blocks)
         except ColdCacheUnavailable as why:
-            missed = str(why)
-        except Exception as why:  # noqa: BLE001 - a file or a reply that is not what the store promised: a miss, whatever it raises
+            outcome = FetchOutcome(str(why))
+        except Exception as why:  # noqa: BLE001 - a file or reply that is not what the store promised: a miss
             log.warning("block_unreadable", request_id=prepared.request_id, error=type(why).__name__)
-            missed = "unreadable"
-        return BlocksFetched(prepared.request_id, tuple(blocks), missed)
+            outcome = FetchOutcome("unreadable")
+        return BlocksFetched(prepared.request_id, tuple(blocks), outcome)
 
-    def _is_worth_fetching(self, peer: Peer[BlockReply, BlockRequest], job: _FetchJob) -> bool:
-        """Whether the disk holds more of this prompt than RAM does."""
-        lookup = Lookup(
-            call_id=next(self._calls),
-            fingerprint=self._fingerprint,
-            grains=job.prepared.grains,
-            skip_blocks=job.hot_blocks,
+    def _waiting_chain(self, fetch: PrefixFetch[Payload]) -> list[Block[Payload]]:
+        chain: list[Block[Payload]] = []
+        grains = fetch.prepared.grains
+        with self._lock:
+            for last in range((fetch.hot_blocks + 1) * _GRAINS, len(grains) + 1, _GRAINS):
+                block = self._storing.get(BlockKey(grains[last - 1]))
+                if block is None or not block.is_whole:
+                    break
+                chain.append(replace(block, children=set(), pinned_by=set()))
+        return chain
+
+    def _read_chain(
+        self, peer: Peer[BlockReply, BlockRequest], fetch: PrefixFetch[Payload], blocks: list[Block[Payload]]
+    ) -> FetchOutcome:
+        """Append what is read to `blocks`. Raises ColdCacheUnavailable when the daemon does not answer."""
+        prepared = fetch.prepared
+        first_slot = fetch.hot_blocks + len(blocks)
+        held = max(fetch.hot_tokens, first_slot * BLOCK_TOKENS)
+        found = self._call(
+            peer,
+            Lookup(
+                call_id=next(self._calls),
+                fingerprint=self._fingerprint,
+                grains=prepared.grains,
+                skip_blocks=first_slot,
+            ),
+            LOOKUP_SECONDS,
         )
-        reply = self._call(peer, lookup, LOOKUP_SECONDS)
-        if not isinstance(reply, Found):
+        if not isinstance(found, Found):
+            raise ColdCacheUnavailable(_reason(found))
+        gained = first_slot * BLOCK_TOKENS + sum(block.grains for block in found.blocks) * GRAIN_TOKENS - held
+        if gained <= 0:
+            return FetchOutcome("" if blocks else "absent")
+        file_bytes = sum(block.file_bytes for block in found.blocks)
+        restore_seconds = file_bytes / self._read_speed.bytes_per_second
+        compute_seconds = gained / fetch.prefill_tokens_per_second
+        if restore_seconds > compute_seconds:
+            return FetchOutcome(
+                "disk_slower",
+                expected_restore_seconds=restore_seconds,
+                expected_compute_seconds=compute_seconds,
+            )
+        started = self._clock()
+        reply = self._call(
+            peer,
+            Fetch(
+                call_id=next(self._calls),
+                fingerprint=self._fingerprint,
+                grains=prepared.grains,
+                skip_blocks=first_slot,
+            ),
+            CALL_SECONDS,
+        )
+        if not isinstance(reply, Leased):
             raise ColdCacheUnavailable(_reason(reply))
-        on_disk = job.hot_blocks * BLOCK_TOKENS + sum(block.grains for block in reply.blocks) * GRAIN_TOKENS
-        return on_disk > job.hot_tokens
+        read_bytes = 0
+        try:
+            for slot, leased in enumerate(reply.blocks, first_slot):
+                blocks.append(self._block(prepared, slot, leased.grains, leased.path))
+                read_bytes += blocks[-1].size_bytes
+        finally:
+            self._send_release(peer, reply.lease)
+        seconds = self._clock() - started
+        if read_bytes:
+            self._read_speed.measured(read_bytes, seconds)
+        return FetchOutcome(
+            reply.miss_reason if read_bytes == 0 or reply.miss_reason != "absent" else "",
+            restored_bytes=read_bytes,
+            restore_seconds=seconds,
+            expected_restore_seconds=restore_seconds,
+            expected_compute_seconds=compute_seconds,
+        )
 
     def _block(self, prepared: Prepared, slot: int, grain_count: int, path: str) -> Block[Payload]:
-        first_grain = slot * BLOCK_TOKENS // GRAIN_TOKENS
+        first_grain = slot * _GRAINS
         chain = prepared.grains[first_grain : first_grain + grain_count]
-        if not 0 < len(chain) == grain_count <= BLOCK_TOKENS // GRAIN_TOKENS:
+        if not 0 < len(chain) == grain_count <= _GRAINS:
             raise ValueError("the store leased a block that is not in this prompt")
         tokens = grain_count * GRAIN_TOKENS
-        payload, size_bytes = self._read(path, tokens)
+        parts = self._read(path, tokens)
         return Block(
             key=BlockKey(chain[-1]),
             parent=BlockKey(prepared.grains[first_grain - 1]) if first_grain else prepared.root.digest,
             start=slot * BLOCK_TOKENS,
             token_ids=prepared.token_ids[slot * BLOCK_TOKENS : slot * BLOCK_TOKENS + tokens],
             grains=chain,
-            payload=payload,
-            size_bytes=size_bytes,
+            payload=parts.payload,
+            kv_bytes=parts.kv_bytes,
+            states=parts.states,
+            owner=prepared.request.cache.owner,
+            ttl_seconds=prepared.request.cache.disk_ttl_seconds,
             is_durable=True,
         )
 
     def _stored(self, peer: Peer[BlockReply, BlockRequest], block: Block[Payload]) -> None:
+        outcome: Literal["durable", "refused"] = "refused"
         try:
             self._publish(peer, block)
         except ColdCacheUnavailable as why:
@@ -215,9 +306,11 @@ class ColdCache(Generic[Payload]):
         else:
             self.stored_blocks += 1
             self._last_refusal = ""
+            outcome = "durable"
         finally:
             with self._lock:
                 self._storing.pop(block.key, None)
+            self._deliver(BlockStored(block.key, outcome))
 
     def _report_refusal(self, reason: str) -> None:
         """One line when the reason changes, not one per block."""
@@ -236,11 +329,12 @@ class ColdCache(Generic[Payload]):
                 fingerprint=self._fingerprint,
                 key=key,
                 file_bytes=block.size_bytes + _HEADER_SLACK_BYTES,
+                owner=block.owner,
+                ttl_seconds=block.ttl_seconds,
             ),
             CALL_SECONDS,
         )
         if isinstance(staged, Declined) and staged.reason == "present":
-            self._deliver(BlockDurable(block.key))
             return
         if not isinstance(staged, Staged):
             raise ColdCacheUnavailable(_reason(staged))
@@ -248,7 +342,7 @@ class ColdCache(Generic[Payload]):
             fingerprint=self._fingerprint, key=key, parent=parent, grains=block.grains, tokens=tokens
         )
         try:
-            self._write(staged.path, block.payload, tokens, metadata)
+            self._write(staged.path, block, tokens, metadata)
         except BaseException:
             self._send_release(peer, staged.lease)
             raise
@@ -266,7 +360,6 @@ class ColdCache(Generic[Payload]):
         is_present = isinstance(published, Declined) and published.reason == "present"
         if not isinstance(published, Published) and not is_present:
             raise ColdCacheUnavailable(_reason(published))
-        self._deliver(BlockDurable(block.key))
 
     def _call(self, peer: Peer[BlockReply, BlockRequest], request: BlockRequest, timeout_seconds: float) -> BlockReply:
         """One request and its reply. Raises ColdCacheUnavailable when none comes in time."""

@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from protocol.generation import ChosenLogprob
 from protocol.ids import RequestId
-from worker.prefix_index import BlockUse
+from worker.prefix_index import BlockUse, State
 from worker.sequence import Prepared
 
 Payload = TypeVar("Payload")
@@ -48,6 +48,15 @@ class Engine(Protocol[Payload]):
 
     def cut(self, request_id: RequestId, start: int, end: int) -> tuple[Payload, int]:
         """A detached copy of the KV of the row's tokens [start, end), and its size in bytes."""
+        ...
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether some layers cannot be cut at a token, so that reuse needs `state`s."""
+        ...
+
+    def state(self, request_id: RequestId) -> State[Payload]:
+        """What the layers that cannot be cut hold after `tokens_held` tokens of the row, detached."""
         ...
 
     def drop(self, request_ids: Sequence[RequestId]) -> None:

@@ -7,13 +7,14 @@ after an error the device's state is unknown.
 import queue
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, TypeVar, assert_never
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar, assert_never
 
 import structlog
 
 from protocol.failures import Failure, FailureKind
 from protocol.generation import (
+    CacheReport,
     Cancel,
     ChosenLogprob,
     Delta,
@@ -21,19 +22,24 @@ from protocol.generation import (
     Failed,
     Finished,
     FinishReason,
+    ForgetHot,
     Ping,
     Pong,
     Prefilling,
+    SetBudget,
     Timings,
+    Unpin,
     Usage,
+    Warmed,
     WorkerEvent,
 )
 from protocol.ids import BLOCK_TOKENS, BlockKey, RequestId
 from worker.detokenizer import Detokenizer
 from worker.engine import Drawn, Engine
-from worker.messages import BlockDurable, BlocksFetched, InboxMessage
+from worker.messages import BlocksFetched, BlockStored, InboxMessage
 from worker.output import StopStrings
 from worker.prefix_cache import PrefixCache
+from worker.prefix_index import Block
 from worker.scheduler import Decode, Idle, Open, Prefill, Scheduler
 from worker.sequence import BooksDoNotAddUp, Prepared, Sequence
 
@@ -41,6 +47,9 @@ Payload = TypeVar("Payload")
 
 FETCH_DEADLINE_SECONDS = 5.0
 """How long a request waits for blocks from disk before it is computed without them."""
+
+WARM_STORE_SECONDS = 10.0
+"""How long the answer to a warm waits for its blocks to be durable."""
 
 _REMEMBERED_CANCELS = 1024
 
@@ -54,11 +63,25 @@ class _Row:
     prepared: Prepared
     detokenizer: Detokenizer
     stops: StopStrings
+    is_open: bool = False
     touched: tuple[BlockKey, ...] = ()
+    report: CacheReport = field(default_factory=CacheReport)
     kept_until: int = 0
     drawn: int = 0
     unsent_tokens: int = 0
     unsent_logprobs: tuple[ChosenLogprob, ...] = ()
+
+
+@dataclass
+class _Warming:
+    """A warmed prefix whose blocks are on their way to disk."""
+
+    row: _Row
+    sequence: Sequence
+    blocks: tuple[Block[Any], ...]
+    storing: set[BlockKey]
+    deadline: float
+    done: float
 
 
 class StepLoop(Generic[Payload]):
@@ -85,6 +108,7 @@ class StepLoop(Generic[Payload]):
         self._send = send
         self._clock = clock
         self._rows: dict[RequestId, _Row] = {}
+        self._warming: dict[RequestId, _Warming] = {}
         self._cancelled_early: OrderedDict[RequestId, None] = OrderedDict()
         self._steps = 0
         self._drain_until: float | None = None
@@ -94,8 +118,11 @@ class StepLoop(Generic[Payload]):
         while not self._is_drained():
             step = self._scheduler.next_step(self._clock())
             self._receive(step if isinstance(step, Idle) else None)
-            if not self._is_drained():
-                self._step()
+            self._cache.expire_pins(self._clock())
+            self._answer_warmed()
+            if self._is_drained():
+                return
+            self._step()
 
     # --- messages --------------------------------------------------------------------------------------------------
 
@@ -104,7 +131,8 @@ class StepLoop(Generic[Payload]):
         if idle is not None:
             self._cache.check()
             self._scheduler.check()
-            ends = [end for end in (idle.until, self._drain_until) if end is not None]
+            warming = [warming.deadline for warming in self._warming.values()]
+            ends = [end for end in (idle.until, self._drain_until, *warming) if end is not None]
             timeout = max(0.0, min(ends) - self._clock()) if ends else None
             try:
                 self._apply(self._inbox.get(timeout=timeout))
@@ -122,13 +150,20 @@ class StepLoop(Generic[Payload]):
                 self._add(message)
             case Cancel(request_id=request_id):
                 self._cancel(request_id)
-            case BlocksFetched(request_id=request_id, blocks=blocks, miss_reason=reason):
-                self._cache.fetched(blocks)
-                if reason:
-                    self._cache.missed(reason)
+            case BlocksFetched(request_id=request_id, blocks=blocks, outcome=outcome):
+                self._cache.fetched(request_id, blocks, outcome)
                 self._scheduler.blocks_arrived(request_id)
-            case BlockDurable(key=key):
-                self._cache.became_durable(key)
+            case BlockStored(key=key, outcome=outcome):
+                if outcome == "durable":
+                    self._cache.became_durable(key)
+                for warming in self._warming.values():
+                    warming.storing.discard(key)
+            case Unpin(owner=owner, name=name):
+                self._cache.unpin(owner, name)
+            case SetBudget(hot_cache_bytes=budget_bytes):
+                self._cache.set_budget(budget_bytes)
+            case ForgetHot(owner=owner):
+                self._cache.forget(owner)
             case Ping(nonce=nonce):
                 self._send(self._pong(nonce))
             case Drain(deadline_seconds=seconds):
@@ -148,17 +183,23 @@ class StepLoop(Generic[Payload]):
             return
         stops = StopStrings(prepared.request.stop)
         self._rows[request_id] = _Row(prepared=prepared, detokenizer=self._make_detokenizer(), stops=stops)
-        waits = self._cache.prefetch(prepared)
+        waits = self._cache.prefetch(prepared, self._scheduler.rate_tokens_per_second)
         self._scheduler.add(
             Sequence(
                 request_id=request_id,
                 prompt_tokens=len(prepared.token_ids),
                 arrived=prepared.arrived,
                 blocks_deadline=self._clock() + FETCH_DEADLINE_SECONDS if waits else None,
+                boundaries=prepared.boundaries if self._engine.keeps_states else (),
+                priority="normal" if prepared.warm is None else "warm",
             )
         )
 
     def _cancel(self, request_id: RequestId) -> None:
+        if request_id in self._warming:
+            del self._warming[request_id]
+            self._fail(request_id, FailureKind.CANCELLED, "cancelled; what was computed is kept")
+            return
         if request_id not in self._rows:
             # It may still be with the text thread.
             self._cancelled_early[request_id] = None
@@ -172,7 +213,7 @@ class StepLoop(Generic[Payload]):
         """Whether to leave now. Asked before each wait as well: the last row may have ended with the last step."""
         if self._drain_until is None or (not self._scheduler.is_empty and self._clock() < self._drain_until):
             return False
-        for request_id in list(self._rows):
+        for request_id in [*self._rows, *self._warming]:
             self._fail(
                 request_id, FailureKind.SHUTTING_DOWN, "the model's process stopped before the answer was complete"
             )
@@ -188,6 +229,10 @@ class StepLoop(Generic[Payload]):
             active_bytes=self._engine.active_bytes,
             hot_cache_bytes=self._cache.size_bytes,
             hot_cache_blocks=self._cache.block_count,
+            hot_cache_budget_bytes=self._cache.budget_bytes,
+            prefill_tokens_per_second=self._scheduler.rate_tokens_per_second,
+            read_bytes_per_second=self._cache.read_bytes_per_second,
+            pins=self._cache.pins(self._clock()),
             misses=dict(self._cache.misses),
         )
 
@@ -214,12 +259,15 @@ class StepLoop(Generic[Payload]):
 
     def _open(self, request_id: RequestId) -> None:
         row = self._rows[request_id]
-        match = self._cache.use(row.prepared)
+        if self._sequence(request_id).blocks_deadline is not None:
+            self._cache.gave_up_waiting(request_id)
+        match, row.report = self._cache.use(row.prepared)
         self._engine.open(row.prepared, match.uses)
+        row.is_open = True
         row.touched = match.touched
         row.kept_until = match.whole_blocks * BLOCK_TOKENS
         self._scheduler.opened(request_id, match.tokens, self._clock())
-        self._report_prefill(request_id)
+        self._report_prefill(self._sequence(request_id))
 
     def _prefill(self, step: Prefill, started: float) -> None:
         row = self._rows[step.request_id]
@@ -227,15 +275,67 @@ class StepLoop(Generic[Payload]):
             self._engine.prefill(step.request_id, step.tokens)
             self._steps += 1
         now = self._clock()
-        self._scheduler.prefilled(step, now - started, now)
         sequence = self._sequence(step.request_id)
+        self._scheduler.prefilled(step, now - started, now)
         # Whole blocks are kept after each slice, so that what a cancelled request computed is not lost; the tail once.
-        end = sequence.prefilled if sequence.is_decoding else sequence.prefilled // BLOCK_TOKENS * BLOCK_TOKENS
+        is_boundary = sequence.prefilled in sequence.boundaries
+        is_done = sequence.prefill_left == 0
+        end = sequence.prefilled if is_done or is_boundary else sequence.prefilled // BLOCK_TOKENS * BLOCK_TOKENS
         self._keep(row, end)
+        if is_boundary:
+            self._keep_state(row, end)
         if step.tokens:
-            self._report_prefill(step.request_id)
-        if sequence.is_decoding:
+            self._report_prefill(sequence)
+        if is_done and sequence.priority == "warm":
+            self._warmed(row, sequence)
+        elif is_done:
             self._engine.join(step.request_id)
+
+    def _warmed(self, row: _Row, sequence: Sequence) -> None:
+        """A prefix was computed to be kept. Its answer waits for the disk, for a while."""
+        if self._engine.keeps_states:
+            self._keep_state(row, sequence.prefilled)
+        request_id = row.prepared.request_id
+        blocks = self._cache.warmed(row.prepared, self._clock())
+        self._warming[request_id] = _Warming(
+            row=row,
+            sequence=sequence,
+            blocks=blocks,
+            storing={block.key for block in blocks if self._cache.is_storing(block.key)},
+            deadline=self._clock() + WARM_STORE_SECONDS,
+            done=self._clock(),
+        )
+        self._forget([request_id])
+
+    def _answer_warmed(self) -> None:
+        now = self._clock()
+        for request_id, warming in list(self._warming.items()):
+            if not warming.storing or now >= warming.deadline:
+                del self._warming[request_id]
+                self._send_warmed(warming)
+
+    def _send_warmed(self, warming: _Warming) -> None:
+        prepared, sequence = warming.row.prepared, warming.sequence
+        if prepared.warm is not None and prepared.warm.pin is not None:
+            self._cache.pin_on_disk(warming.blocks, prepared.request.cache.owner, prepared.warm.pin)
+        started = sequence.prefill_started or sequence.arrived
+        self._send(
+            Warmed(
+                request_id=prepared.request_id,
+                prompt_tokens=sequence.prompt_tokens,
+                cached_tokens=sequence.cached,
+                blocks=len(warming.blocks),
+                size_bytes=sum(block.size_bytes for block in warming.blocks),
+                durable_blocks=sum(block.is_durable for block in warming.blocks),
+                timings=Timings(
+                    queue_seconds=started - sequence.arrived,
+                    prefill_seconds=warming.done - started,
+                    decode_seconds=0.0,
+                    prefill_slices=sequence.slices,
+                ),
+                cache=warming.row.report,
+            )
+        )
 
     def _drew(self, token: Drawn) -> RequestId | None:
         """Take a row's next token. Returns its id when that ended it."""
@@ -269,7 +369,10 @@ class StepLoop(Generic[Payload]):
         now = self._clock()
         prefill_started, decode_started = sequence.prefill_started or now, sequence.decode_started or now
         self._send_delta(row, text)
-        self._keep(row, self._engine.tokens_held(request_id))
+        held = self._engine.tokens_held(request_id)
+        self._keep(row, held)
+        if self._engine.keeps_states:
+            self._keep_state(row, held)
         self._send(
             Finished(
                 request_id=request_id,
@@ -283,6 +386,7 @@ class StepLoop(Generic[Payload]):
                     decode_seconds=now - decode_started,
                     prefill_slices=sequence.slices,
                 ),
+                cache=row.report,
                 matched_stop=matched,
             )
         )
@@ -302,6 +406,13 @@ class StepLoop(Generic[Payload]):
             row.prepared, token_ids, row.kept_until, lambda a, b: self._engine.cut(request_id, a, b), end=end
         )
 
+    def _keep_state(self, row: _Row, position: int) -> None:
+        if not self._cache.is_on:
+            return
+        request_id = row.prepared.request_id
+        state = self._engine.state(request_id)
+        self._cache.keep_state(row.prepared, self._engine.token_ids(request_id), position, state)
+
     def _send_delta(self, row: _Row, text: str) -> None:
         if not text and not row.unsent_logprobs:
             return
@@ -310,11 +421,10 @@ class StepLoop(Generic[Payload]):
         )
         row.unsent_tokens, row.unsent_logprobs = 0, ()
 
-    def _report_prefill(self, request_id: RequestId) -> None:
-        sequence = self._sequence(request_id)
+    def _report_prefill(self, sequence: Sequence) -> None:
         self._send(
             Prefilling(
-                request_id=request_id,
+                request_id=sequence.request_id,
                 done_tokens=sequence.prefilled,
                 total_tokens=sequence.prompt_tokens,
                 cached_tokens=sequence.cached,
@@ -328,6 +438,8 @@ class StepLoop(Generic[Payload]):
         if not request_ids:
             return
         for request_id in request_ids:
-            self._cache.used(self._rows.pop(request_id).touched)
+            row = self._rows.pop(request_id)
             self._scheduler.remove(request_id)
+            token_ids = self._engine.token_ids(request_id) if row.is_open else ()
+            self._cache.request_over(row.prepared, token_ids, row.touched)
         self._engine.drop(request_ids)

@@ -1,10 +1,11 @@
 """What reaches the step loop's inbox from this worker's own threads, beside the gateway's commands."""
 
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
 
-from protocol.generation import Cancel, Drain, Ping
+from protocol.generation import Cancel, Drain, ForgetHot, Ping, SetBudget, Unpin
 from protocol.ids import BlockKey, RequestId
+from worker.prefix_cache import FetchOutcome
 from worker.prefix_index import Block
 from worker.sequence import Prepared
 
@@ -13,18 +14,19 @@ Payload = TypeVar("Payload")
 
 @dataclass(frozen=True)
 class BlocksFetched(Generic[Payload]):
-    """The answer to a fetch: blocks from disk, in order. None with a reason is a miss."""
+    """The answer to a fetch: blocks from disk, in order, and what it took or why there are no more."""
 
     request_id: RequestId
     blocks: tuple[Block[Payload], ...]
-    miss_reason: str = ""
+    outcome: FetchOutcome = field(default_factory=FetchOutcome)
 
 
 @dataclass(frozen=True)
-class BlockDurable:
-    """A block is on disk now."""
+class BlockStored:
+    """The answer to a store: whether the block is on disk now."""
 
     key: BlockKey
+    outcome: Literal["durable", "refused"]
 
 
-InboxMessage = Prepared | Cancel | Drain | Ping | BlocksFetched[Any] | BlockDurable
+InboxMessage = Prepared | Cancel | Drain | Ping | Unpin | SetBudget | ForgetHot | BlocksFetched[Any] | BlockStored

@@ -14,17 +14,26 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from protocol.generation import ChosenLogprob, PrefixReuse, TokenLogprob
-from protocol.ids import RequestId
+from protocol.ids import BlockKey, RequestId
 from worker.detokenizer import token_bytes
 from worker.engine import Drawn
 from worker.mlx_blocks import KVArrays, KVLayout, block_bytes
 from worker.mlx_model import LoadedModel
 from worker.mlx_sampling import BatchSampler
-from worker.prefix_index import BlockUse
+from worker.mlx_state import leaves, resume, row_snapshot, shape_of, snapshot, state_bytes
+from worker.prefix_index import Block, BlockUse, State
 from worker.sequence import BooksDoNotAddUp, Prepared
 
 _CLEAR_EVERY_STEPS = 512
 _CLEAR_PREFILL_TOKENS = 2048
+_BOOKKEEPING_BYTES = 4096
+"""What a block weighs at least: it holds its tokens and digests even when it holds no KV."""
+
+_SELF_TEST_TOLERANCE = 0.02
+"""Of the largest logit: the noise of bf16, and far below what a wrong position or a wrong row does."""
+
+_SELF_TEST_TOKENS = (32, 16)
+"""How many tokens the self-test keeps, and how many it then computes on top. Small: it runs at every load."""
 
 
 @dataclass
@@ -64,7 +73,11 @@ class MlxEngine:
         self._sampler: BatchSampler | None = None
         self._steps = 0
         self._prefilled_since_clear = 0
-        self._warm_up(loaded.prefix_reuse)
+        self._shape = shape_of(make_prompt_cache(self._model))
+        self._warm_up()
+        self.prefix_reuse = loaded.prefix_reuse
+        if self.prefix_reuse.available and (fault := self._reuse_fault()):
+            self.prefix_reuse = PrefixReuse(available=False, reason=fault)
 
     @property
     def active_bytes(self) -> int:
@@ -78,7 +91,11 @@ class MlxEngine:
     def open(self, prepared: Prepared, uses: Sequence[BlockUse[KVArrays]]) -> None:
         row = Row(prepared=prepared, token_ids=list(prepared.token_ids), caches=make_prompt_cache(self._model))
         if uses and self._layout is not None:
-            self._layout.fill(row.caches, uses, len(row.token_ids) + min(prepared.max_tokens, 256))
+            flat = leaves(row.caches)
+            self._layout.fill(flat, uses, len(row.token_ids) + min(prepared.max_tokens, 256))
+            if self._shape.stateful:
+                last = uses[-1]
+                resume(flat, self._shape, last.block.states[last.tokens].payload)
             row.held = sum(use.tokens for use in uses)
         self._prefilling[prepared.request_id] = row
 
@@ -151,13 +168,28 @@ class MlxEngine:
         if self._layout is None:
             raise BooksDoNotAddUp("this model's cache cannot be cut")
         if request_id in self._prefilling:
-            arrays = self._layout.cut(self._prefilling[request_id].caches, 0, start, end)
+            arrays = self._layout.cut(leaves(self._prefilling[request_id].caches), 0, start, end)
         else:
-            index = next(i for i, row in enumerate(self._rows) if row.prepared.request_id == request_id)
+            index = self._row_index(request_id)
             # Rows are left-padded to one common end, so a row's first token lies at (end - tokens held).
             first = self._written - self._rows[index].held
-            arrays = self._layout.cut(self._caches, index, first + start, first + end)
-        return arrays, block_bytes(arrays)
+            arrays = self._layout.cut(leaves(self._caches), index, first + start, first + end)
+        return arrays, max(block_bytes(arrays), _BOOKKEEPING_BYTES)
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether some layers cannot be cut, so that reuse needs states."""
+        return bool(self._shape.stateful)
+
+    def state(self, request_id: RequestId) -> State[KVArrays]:
+        """What the layers that cannot be cut hold after `tokens_held` tokens of this row."""
+        if request_id in self._prefilling:
+            arrays = snapshot(leaves(self._prefilling[request_id].caches), self._shape)
+        elif self._is_batchable:
+            arrays = row_snapshot(leaves(self._caches), self._shape, self._row_index(request_id))
+        else:
+            arrays = snapshot(leaves(self._caches), self._shape)
+        return State(arrays, state_bytes(arrays))
 
     def drop(self, request_ids: Sequence[RequestId]) -> None:
         leaving = set(request_ids)
@@ -180,8 +212,14 @@ class MlxEngine:
 
     @property
     def _written(self) -> int:
-        cache = self._caches[0]
-        return cache.offset if isinstance(cache, KVCache) else cache._idx  # noqa: SLF001 - mlx-lm offers no other name for the common end
+        """The slot after the last one written, the same for all rows. Unimportant when nothing can be cut."""
+        if not self._shape.cut:
+            return 0
+        cache = leaves(self._caches)[self._shape.cut[0]]
+        return cache.offset if isinstance(cache, KVCache) else cache._idx  # noqa: SLF001 - it has no other name
+
+    def _row_index(self, request_id: RequestId) -> int:
+        return next(i for i, row in enumerate(self._rows) if row.prepared.request_id == request_id)
 
     def _find(self, request_id: RequestId) -> Row:
         row = self._prefilling.get(request_id)
@@ -218,16 +256,43 @@ class MlxEngine:
         piece = token_bytes(self._tokenizer, token_id)
         return TokenLogprob(token=piece.decode(errors="replace"), token_bytes=piece, logprob=logprob)
 
-    def _warm_up(self, reuse: PrefixReuse) -> None:
+    def _warm_up(self) -> None:
         """Run the shapes that serving needs once: MLX compiles kernels at their first use (g++ on its CPU build)."""
         caches = make_prompt_cache(self._model)
         for tokens in (9, 1):
             logits = self._model(mx.zeros((1, tokens), mx.int32), cache=caches)
             mx.eval(logits, [cache.state for cache in caches])
         self._vocabulary_size = logits.shape[-1]
-        if reuse.available:
-            self._layout = KVLayout.of(caches)
+        self._layout = KVLayout.of(leaves(caches), self._shape.cut)
         if self._is_batchable:
             batch = [type(cache).merge([cache, cache]) for cache in caches]
             mx.eval(self._model(mx.zeros((2, 1), mx.int32), cache=batch))
         mx.clear_cache()
+
+    def _reuse_fault(self) -> str:
+        """Cut a cache, take it up again, and compare what it says next. Empty when that is the same."""
+        kept, more = _SELF_TEST_TOKENS
+        tokens = mx.array([[(7 * i + 3) % min(self._vocabulary_size, 997) for i in range(kept + more)]], mx.int32)
+        first, second = make_prompt_cache(self._model), make_prompt_cache(self._model)
+        self._model(tokens[:, :kept], cache=first)
+        mx.eval([cache.state for cache in first])
+        payload = self._layout.cut(leaves(first), 0, 0, kept)
+        state = snapshot(leaves(first), self._shape)
+        expected = self._model(tokens[:, kept:], cache=first)[0, -1].astype(mx.float32)
+        block = Block(
+            key=BlockKey(b""),
+            parent=BlockKey(b""),
+            start=0,
+            token_ids=(0,) * kept,
+            grains=(),
+            payload=payload,
+            kv_bytes=0,
+        )
+        self._layout.fill(leaves(second), [BlockUse(block, kept)], kept + more)
+        resume(leaves(second), self._shape, state)
+        seen = self._model(tokens[:, kept:], cache=second)[0, -1].astype(mx.float32)
+        worst = float(mx.max(mx.abs(expected - seen)).item())  # pyright: ignore[reportArgumentType]
+        scale = float(mx.max(mx.abs(expected)).item())  # pyright: ignore[reportArgumentType]
+        if not worst <= _SELF_TEST_TOLERANCE * scale:
+            return f"the reuse self-test failed: logits differ by {worst:.3g} of {scale:.3g}"
+        return ""

@@ -66,8 +66,10 @@ def load_model(path: Path, report: Callable[[int, int], None]) -> LoadedModel:
     `report(done_bytes, total_bytes)` is called after each group of weights.
     """
     import_mlx_lm()
-    from mlx_lm.models.cache import KVCache, make_prompt_cache
+    from mlx_lm.models.cache import make_prompt_cache
     from mlx_lm.utils import load_model as load
+
+    from worker.mlx_state import shape_of
 
     model, config = load(path, lazy=True)
     weights: list[mx.array] = [array for _, array in tree_flatten(model.parameters())]  # pyright: ignore
@@ -81,11 +83,8 @@ def load_model(path: Path, report: Callable[[int, int], None]) -> LoadedModel:
 
     caches = make_prompt_cache(model)
     model_type = str(config.get("model_type"))
-    other = sorted({type(cache).__name__ for cache in caches if type(cache) is not KVCache})
-    reason = ""
-    if other:
-        reason = f"layers keep their state in {', '.join(other)}, which cannot be cut into token blocks"
-    elif model_type in _POSITION_DEPENDENT_KEYS:
+    reason = shape_of(caches).reason
+    if not reason and model_type in _POSITION_DEPENDENT_KEYS:
         reason = f"keys of {model_type} depend on the length of the whole prompt"
     batchable = model_type not in _UNBATCHABLE and all(hasattr(cache, "merge") for cache in caches)
     return LoadedModel(

@@ -4,35 +4,89 @@ Owned by the step thread, which never waits here: disk work is handed to `ColdTi
 messages in the loop's inbox.
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from protocol.ids import BLOCK_TOKENS, GRAIN_TOKENS, BlockKey
+from protocol.generation import CacheReport, Pin, PinnedPrefix
+from protocol.ids import BLOCK_TOKENS, GRAIN_TOKENS, BlockKey, RequestId
 from protocol.launch import PersistPolicy
 from worker.hashing import block_key, grains
-from worker.prefix_index import Block, Match, PrefixIndex
+from worker.prefix_index import Block, Match, PrefixIndex, State
 from worker.sequence import Prepared
 
 Payload = TypeVar("Payload")
+
+PINNED_SHARE = 0.5
+"""At most this part of the hot tier may be pinned, so that everybody else keeps a cache."""
+
+_REMEMBERED_EVICTIONS = 8192
+
+
+@dataclass(frozen=True)
+class Fetch(Generic[Payload]):
+    """What to ask of the disk for one prompt: all beyond its first `hot_blocks` blocks and `hot_tokens` tokens, if
+    reading that is faster than computing it at `prefill_tokens_per_second`."""
+
+    prepared: Prepared
+    hot_blocks: int
+    hot_tokens: int
+    prefill_tokens_per_second: float
+
+
+class FetchOutcome(NamedTuple):
+    """What became of a fetch."""
+
+    miss_reason: str = ""
+    restored_bytes: int = 0
+    restore_seconds: float = 0.0
+    expected_restore_seconds: float | None = None
+    expected_compute_seconds: float | None = None
 
 
 class ColdTier(Protocol[Payload]):
     """Disk work done elsewhere."""
 
-    def fetch(self, prepared: Prepared, hot_blocks: int, hot_tokens: int) -> None:
+    def fetch(self, fetch: Fetch[Payload]) -> None:
         """Ask for what the disk holds of a prompt beyond what is hot; answered by a message, always."""
         ...
 
-    def store(self, block: Block[Payload]) -> None:
-        """Ask for a block to be made durable; answered by a message if it was. May refuse silently when busy."""
+    def store(self, block: Block[Payload]) -> bool:
+        """Ask for a block to be made durable; answered by a message, always. False: refused, too much is waiting."""
         ...
+
+    def pin(self, keys: Sequence[BlockKey], owner: str, pin: Pin) -> None:
+        """Ask for durable blocks to be kept from eviction on disk. Best effort."""
+        ...
+
+    def unpin(self, owner: str, name: str) -> None: ...
 
     def is_storing(self, key: BlockKey) -> bool: ...
 
+    @property
+    def read_bytes_per_second(self) -> float:
+        """How fast blocks came from disk lately."""
+        ...
+
+
+@dataclass
+class _Pinned:
+    keys: tuple[BlockKey, ...]
+    tokens: int
+    expires: float | None
+
+
+@dataclass
+class _Asked:
+    """A request between its fetch and its use."""
+
+    hot_tokens: int
+    outcome: FetchOutcome = field(default_factory=FetchOutcome)
+
 
 class PrefixCache(Generic[Payload]):
-    """`reuse_off_reason` non-empty: this model's cache cannot be cut, so nothing is ever kept or found."""
+    """`reuse_off_reason` non-empty: this model's cache cannot be taken up again, so nothing is ever kept or found."""
 
     def __init__(
         self, index: PrefixIndex[Payload], cold: ColdTier[Payload], policy: PersistPolicy, *, reuse_off_reason: str = ""
@@ -41,54 +95,104 @@ class PrefixCache(Generic[Payload]):
         self._cold = cold
         self._policy: PersistPolicy = policy
         self._is_on = not reuse_off_reason
+        self._asked: dict[RequestId, _Asked] = {}
+        self._evicted: OrderedDict[BlockKey, None] = OrderedDict()
+        self._pins: dict[tuple[str, str], _Pinned] = {}
         self.misses: Counter[str] = Counter()
+
+    # --- books -----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_on(self) -> bool:
+        return self._is_on
 
     @property
     def size_bytes(self) -> int:
         return self._index.size_bytes
 
     @property
+    def budget_bytes(self) -> int:
+        return self._index.budget_bytes
+
+    @property
     def block_count(self) -> int:
         return len(self._index)
 
-    def prefetch(self, prepared: Prepared) -> bool:
+    @property
+    def read_bytes_per_second(self) -> float:
+        return self._cold.read_bytes_per_second
+
+    def pins(self, now: float) -> tuple[PinnedPrefix, ...]:
+        return tuple(
+            PinnedPrefix(
+                owner=owner,
+                name=name,
+                tokens=pinned.tokens,
+                size_bytes=sum(block.size_bytes for block in self._index.blocks() if (owner, name) in block.pinned_by),
+                expires_seconds=None if pinned.expires is None else max(0.0, pinned.expires - now),
+            )
+            for (owner, name), pinned in self._pins.items()
+        )
+
+    def check(self) -> None:
+        self._index.check()
+
+    # --- before a request runs -------------------------------------------------------------------------------------
+
+    def prefetch(self, prepared: Prepared, prefill_tokens_per_second: float) -> bool:
         """Ask the disk for what RAM lacks of this prompt. False when there is nothing to wait for."""
-        if not self._is_on or self._policy == "off":
+        if not self._is_on:
             return False
         hot = self._match(prepared)
+        asked = self._asked[prepared.request_id] = _Asked(hot.tokens)
+        if self._policy == "off":
+            asked.outcome = FetchOutcome("off")
+            return False
         reachable = len(prepared.grains) * GRAIN_TOKENS
         if hot.tokens >= min(reachable, len(prepared.token_ids) - 1):
             return False
-        self._cold.fetch(prepared, hot.whole_blocks, hot.tokens)
+        self._cold.fetch(Fetch(prepared, hot.whole_blocks, hot.tokens, prefill_tokens_per_second))
         return True
 
-    def fetched(self, blocks: Sequence[Block[Payload]]) -> None:
+    def fetched(self, request_id: RequestId, blocks: Sequence[Block[Payload]], outcome: FetchOutcome) -> None:
         """Blocks came from disk, in order. Those whose parent is gone again are dropped: a miss."""
         for block in blocks:
-            self._index.insert(block)
+            self._note_evicted(self._index.insert(block))
+        if asked := self._asked.get(request_id):
+            asked.outcome = outcome
 
-    def missed(self, reason: str) -> None:
-        """Count why blocks that might have been used were not."""
-        self.misses[reason] += 1
+    def gave_up_waiting(self, request_id: RequestId) -> None:
+        """The blocks did not come in time; if they come later they are kept all the same."""
+        if asked := self._asked.get(request_id):
+            asked.outcome = FetchOutcome("timeout")
 
-    def use(self, prepared: Prepared) -> Match[Payload]:
-        """The hot prefix of this prompt, at most all but its last token; counted as a touch. See `used`."""
+    def use(self, prepared: Prepared) -> tuple[Match[Payload], CacheReport]:
+        """The hot prefix of this prompt, at most all but its last token, counted as a touch; and how it came."""
+        asked = self._asked.pop(prepared.request_id, _Asked(0))
         if not self._is_on:
-            return Match(())
+            return Match(()), CacheReport(miss_reason="off")
         match = self._match(prepared)
         self._index.touch(match)
-        return match
+        if prepared.request.cache.retention == "disk":
+            for use in match.uses:
+                use.block.is_storable = True
+        outcome = asked.outcome
+        from_ram = min(match.tokens, asked.hot_tokens)
+        reason = "" if match.tokens >= len(prepared.token_ids) - 1 else self._why_not_more(prepared, match, outcome)
+        if reason:
+            self.misses[reason] += 1
+        report = CacheReport(
+            ram_tokens=from_ram,
+            disk_tokens=match.tokens - from_ram,
+            miss_reason=reason,
+            restored_bytes=outcome.restored_bytes,
+            restore_seconds=outcome.restore_seconds,
+            expected_restore_seconds=outcome.expected_restore_seconds,
+            expected_compute_seconds=outcome.expected_compute_seconds,
+        )
+        return match, report
 
-    def used(self, touched: Sequence[BlockKey]) -> None:
-        """The request that touched these blocks is over: they have been used twice now, and go to disk.
-
-        Not earlier, since writing beside somebody's first token would delay it.
-        """
-        if self._policy != "second-touch":
-            return
-        for key in touched:
-            if block := self._index.get(key):
-                self._store(block)
+    # --- while and after it runs -----------------------------------------------------------------------------------
 
     def keep(
         self,
@@ -114,9 +218,79 @@ class PrefixCache(Generic[Payload]):
             start = stop
         return start
 
+    def keep_state(self, prepared: Prepared, token_ids: Sequence[int], position: int, state: State[Payload]) -> None:
+        """Keep what the layers that cannot be cut hold after `position` tokens, whose blocks were kept just before."""
+        if not self._is_on or position == 0:
+            return
+        start = (position - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+        parent = self._parent_of(prepared, token_ids, start)
+        if parent is not None:
+            self._note_evicted(self._index.attach(parent, tuple(token_ids[start:position]), state))
+
+    def request_over(self, prepared: Prepared, token_ids: Sequence[int], touched: Sequence[BlockKey]) -> None:
+        """Blocks it touched have been used twice now and go to disk; under `through`, so do all that it made.
+
+        Not earlier, since writing beside somebody's first token would delay it.
+        """
+        self._asked.pop(prepared.request_id, None)
+        if not self._is_on:
+            return
+        if self._policy == "through":
+            made = self._index.match(prepared.root.digest, token_ids, len(token_ids))
+            touched = [use.block.key for use in made.uses]
+        if self._policy != "off":
+            for key in touched:
+                if block := self._index.get(key):
+                    self._store(block)
+
+    def is_storing(self, key: BlockKey) -> bool:
+        return self._cold.is_storing(key)
+
     def became_durable(self, key: BlockKey) -> None:
         if block := self._index.get(key):
             block.is_durable = True
+
+    def warmed(self, prepared: Prepared, now: float) -> tuple[Block[Payload], ...]:
+        """The blocks of a prompt that was computed to be kept: they are sent to disk, and pinned if that was asked."""
+        blocks = tuple(use.block for use in self._match(prepared).uses)
+        warm = prepared.warm
+        if warm is not None and warm.pin is not None:
+            self._pin(prepared.request.cache.owner, warm.pin, blocks, now)
+        if self._policy != "off":
+            for block in blocks:
+                self._store(block)
+        return blocks
+
+    def pin_on_disk(self, blocks: Sequence[Block[Payload]], owner: str, pin: Pin) -> None:
+        """Once they are durable, keep a pinned prefix's blocks from eviction there too."""
+        keys = [BlockKey(block.grains[-1]) for block in blocks if block.is_durable and block.grains]
+        if keys:
+            self._cold.pin(keys, owner, pin)
+
+    def unpin(self, owner: str, name: str) -> None:
+        """An unknown name is fine."""
+        self._pins.pop((owner, name), None)
+        self._note_evicted(self._index.unpin((owner, name)))
+        self._cold.unpin(owner, name)
+
+    def expire_pins(self, now: float) -> None:
+        """End the pins whose time has come. On disk they end by themselves."""
+        for key, pinned in list(self._pins.items()):
+            if pinned.expires is not None and pinned.expires <= now:
+                del self._pins[key]
+                self._note_evicted(self._index.unpin(key))
+
+    def set_budget(self, budget_bytes: int) -> None:
+        self._note_evicted(self._index.set_budget(budget_bytes))
+
+    def forget(self, owner: str | None) -> int:
+        """Drop hot blocks, those of one owner or all, with their pins. Returns how many there were."""
+        keys = [block.key for block in self._index.blocks() if owner is None or block.owner == owner]
+        for key in keys:
+            self._index.remove(key)
+        for pin in [pin for pin in self._pins if owner is None or pin[0] == owner]:
+            del self._pins[pin]
+        return len(keys)
 
     def store_everything(self) -> int:
         """The model leaves memory: send all that is not on disk there, parents first. Returns how many blocks."""
@@ -124,12 +298,42 @@ class PrefixCache(Generic[Payload]):
             return 0
         return sum(self._store(block) for block in self._index.blocks())
 
-    def check(self) -> None:
-        self._index.check()
+    # --- small things ----------------------------------------------------------------------------------------------
 
     def _match(self, prepared: Prepared) -> Match[Payload]:
         self._index.open_root(prepared.root.digest)
         return self._index.match(prepared.root.digest, prepared.token_ids, len(prepared.token_ids) - 1)
+
+    def _why_not_more(self, prepared: Prepared, match: Match[Payload], outcome: FetchOutcome) -> str:
+        if match.known_tokens > match.tokens:
+            return "hybrid_boundary"
+        if outcome.miss_reason not in ("", "absent"):
+            return outcome.miss_reason
+        next_whole = (match.whole_blocks + 1) * BLOCK_TOKENS // GRAIN_TOKENS
+        if next_whole <= len(prepared.grains) and BlockKey(prepared.grains[next_whole - 1]) in self._evicted:
+            return "evicted"
+        return "absent"
+
+    def _note_evicted(self, blocks: Sequence[Block[Payload]]) -> None:
+        for block in blocks:
+            self._evicted[block.key] = None
+        while len(self._evicted) > _REMEMBERED_EVICTIONS:
+            self._evicted.popitem(last=False)
+
+    def _pin(self, owner: str, pin: Pin, blocks: Sequence[Block[Payload]], now: float) -> None:
+        """Too much pinned already: the prefix is only kept like any other."""
+        key = (owner, pin.name)
+        self._note_evicted(self._index.unpin(key))
+        self._pins.pop(key, None)
+        pinned_bytes = sum(block.size_bytes for block in self._index.blocks() if block.pinned_by)
+        if pinned_bytes + sum(block.size_bytes for block in blocks) > PINNED_SHARE * self._index.budget_bytes:
+            self.misses["pin_refused"] += 1
+            return
+        for block in blocks:
+            block.pinned_by.add(key)
+        expires = None if pin.ttl_seconds is None else now + pin.ttl_seconds
+        tokens = sum(len(block.token_ids) for block in blocks)
+        self._pins[key] = _Pinned(tuple(block.key for block in blocks), tokens, expires)
 
     def _parent_of(self, prepared: Prepared, token_ids: Sequence[int], start: int) -> BlockKey | None:
         """The key of the whole block that ends at `start`, if it is hot (or the root)."""
@@ -154,7 +358,8 @@ class PrefixCache(Generic[Payload]):
         key = block_key(prepared.root.secret, parent, chain, token_ids)
         if self._index.holds(parent, token_ids):
             return key
-        payload, size_bytes = cut(start, start + len(token_ids))
+        payload, kv_bytes = cut(start, start + len(token_ids))
+        cache = prepared.request.cache
         block = Block(
             key=key,
             parent=parent,
@@ -162,17 +367,17 @@ class PrefixCache(Generic[Payload]):
             token_ids=token_ids,
             grains=chain,
             payload=payload,
-            size_bytes=size_bytes,
+            kv_bytes=kv_bytes,
+            owner=cache.owner,
+            ttl_seconds=cache.disk_ttl_seconds,
+            is_storable=cache.retention == "disk",
         )
-        self._index.insert(block)
+        self._note_evicted(self._index.insert(block))
         if key not in self._index:
             return None
-        if self._policy == "through":
-            self._store(block)
         return key
 
     def _store(self, block: Block[Payload]) -> bool:
-        if block.is_durable or not block.grains or self._cold.is_storing(block.key):
+        if not block.is_storable or block.is_durable or not block.grains or self._cold.is_storing(block.key):
             return False
-        self._cold.store(block)
-        return True
+        return self._cold.store(block)

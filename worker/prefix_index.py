@@ -3,17 +3,31 @@
 A tree: every block hangs below the block before it (or below a root, one per scope). Whole blocks hold BLOCK_TOKENS
 tokens; a tail holds fewer and has no children. A prompt is matched block by block and then, inside the last block,
 token by token, so reuse in RAM is token-exact whatever the block size.
+
+Some layers (windows, recurrent state) cannot be cut at a token. Their models keep *states* inside blocks: the whole
+state of such layers after a certain token. Reuse then goes to the deepest token at which there is one.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 from protocol.ids import BLOCK_TOKENS, BlockKey, Grain
 from worker.sequence import BooksDoNotAddUp
 
 Payload = TypeVar("Payload")
+
+
+Boundary = Literal["any_token", "states"]
+"""Where a model's cache can be taken up again: after any token, or only where a state was kept."""
+
+
+class State(NamedTuple, Generic[Payload]):
+    """What the layers that cannot be cut hold after one token."""
+
+    payload: Payload
+    size_bytes: int
 
 
 @dataclass(eq=False)
@@ -23,6 +37,9 @@ class Block(Generic[Payload]):
     `start` is the position of its first token; a block at 0 has a root as its parent.
     `grains` are the digests of its complete runs of GRAIN_TOKENS tokens. `is_durable`: the same tokens are on disk.
     `supersedes` names a durable shorter tail that this block contains, by its key on disk: its last grain.
+    `states` maps how many of its tokens a state comes after to that state. `owner` is who may have it forgotten,
+    `is_storable` whether anybody who used it lets it go to disk, for `ttl_seconds` at most when unused there.
+    `pinned_by` are the (owner, name) pairs that keep it from eviction.
     """
 
     key: BlockKey
@@ -31,15 +48,32 @@ class Block(Generic[Payload]):
     token_ids: tuple[int, ...]
     grains: tuple[Grain, ...]
     payload: Payload
-    size_bytes: int
+    kv_bytes: int
+    states: dict[int, State[Payload]] = field(default_factory=dict[int, State[Payload]])
+    owner: str = ""
+    ttl_seconds: float | None = None
+    is_storable: bool = True
     is_durable: bool = False
     supersedes: BlockKey | None = None
     touches: int = 0
     children: set[BlockKey] = field(default_factory=set[BlockKey])
+    pinned_by: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+
+    @property
+    def size_bytes(self) -> int:
+        return self.kv_bytes + sum(state.size_bytes for state in self.states.values())
 
     @property
     def is_whole(self) -> bool:
         return len(self.token_ids) == BLOCK_TOKENS
+
+
+class BlockParts(NamedTuple, Generic[Payload]):
+    """What a block file holds."""
+
+    payload: Payload
+    kv_bytes: int
+    states: dict[int, State[Payload]]
 
 
 class BlockUse(NamedTuple, Generic[Payload]):
@@ -50,9 +84,13 @@ class BlockUse(NamedTuple, Generic[Payload]):
 
 
 class Match(NamedTuple, Generic[Payload]):
-    """The longest known prefix. All uses are of whole blocks, except perhaps the last."""
+    """The longest usable prefix. All uses are of whole blocks, except perhaps the last.
+
+    `known_tokens` is how far the tokens themselves are known; more than `tokens` where no state was kept there.
+    """
 
     uses: tuple[BlockUse[Payload], ...]
+    known_tokens: int = 0
 
     @property
     def tokens(self) -> int:
@@ -69,10 +107,11 @@ class Match(NamedTuple, Generic[Payload]):
 
 
 class PrefixIndex(Generic[Payload]):
-    """Owned by the step thread. Every method leaves `size_bytes <= budget_bytes`."""
+    """Owned by the step thread. Every method leaves `size_bytes <= budget_bytes`, but for what is pinned."""
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(self, budget_bytes: int, boundary: Boundary = "any_token") -> None:
         self._budget_bytes = budget_bytes
+        self._boundary: Boundary = boundary
         self._size_bytes = 0
         # Least recently used first. A touch moves a chain's deepest block first and its first block last, so a parent
         # is always more recent than its children and eviction from the front never orphans a child.
@@ -112,7 +151,10 @@ class PrefixIndex(Generic[Payload]):
             if best.tokens < BLOCK_TOKENS:
                 break
             parent, start = best.block.key, start + BLOCK_TOKENS
-        return Match(tuple(uses))
+        known = sum(use.tokens for use in uses)
+        if self._boundary == "states":
+            uses = self._up_to_a_state(root, uses, token_ids, limit)
+        return Match(tuple(uses), known)
 
     def touch(self, match: Match[Payload]) -> None:
         """Record that a prompt used these blocks."""
@@ -127,8 +169,11 @@ class PrefixIndex(Generic[Payload]):
         A block that a hot one contains, a missing parent and a block larger than the whole budget change nothing.
         """
         siblings = self._siblings(block.parent)
-        if siblings is None or block.size_bytes > self._budget_bytes or self.holds(block.parent, block.token_ids):
+        if siblings is None or block.size_bytes > self._budget_bytes:
             return []
+        if (holder := self._holder(block.parent, block.token_ids)) is not None:
+            self._add_states(holder, block.states)
+            return self.shrink()
         for key in list(siblings):
             sibling = self._blocks[key]
             shorter = len(sibling.token_ids)
@@ -143,8 +188,22 @@ class PrefixIndex(Generic[Payload]):
 
     def holds(self, parent: BlockKey, token_ids: tuple[int, ...]) -> bool:
         """Whether a block below `parent` begins with these tokens."""
-        siblings = self._siblings(parent) or ()
-        return any(self._blocks[key].token_ids[: len(token_ids)] == token_ids for key in siblings)
+        return self._holder(parent, token_ids) is not None
+
+    def attach(self, parent: BlockKey, token_ids: tuple[int, ...], state: State[Payload]) -> list[Block[Payload]]:
+        """Keep the state after `token_ids`, the first tokens of a block below `parent`. Returns the blocks evicted.
+
+        Nothing happens when no hot block holds these tokens, or when it has a state there.
+        """
+        if holder := self._holder(parent, token_ids):
+            self._add_states(holder, {len(token_ids): state})
+        return self.shrink()
+
+    def unpin(self, pin: tuple[str, str]) -> list[Block[Payload]]:
+        """Let the blocks of a pin age again. Returns the blocks evicted."""
+        for block in self._blocks.values():
+            block.pinned_by.discard(pin)
+        return self.shrink()
 
     def open_root(self, root: BlockKey) -> None:
         """Make a root known. Idempotent."""
@@ -159,7 +218,10 @@ class PrefixIndex(Generic[Payload]):
         """Evict least recently used leaves until the budget holds. Returns them."""
         evicted: list[Block[Payload]] = []
         while self._size_bytes > self._budget_bytes:
-            leaf = next(block for block in self._blocks.values() if not block.children)
+            leaves = (block for block in self._blocks.values() if not block.children and not block.pinned_by)
+            leaf = next(leaves, None)
+            if leaf is None:
+                break
             self._remove(leaf)
             evicted.append(leaf)
         return evicted
@@ -185,6 +247,35 @@ class PrefixIndex(Generic[Payload]):
                 raise BooksDoNotAddUp("a tail has children")
             if not block.children <= self._blocks.keys():
                 raise BooksDoNotAddUp("a block lists a child that is gone")
+
+    def _holder(self, parent: BlockKey, token_ids: tuple[int, ...]) -> Block[Payload] | None:
+        """A block below `parent` that begins with these tokens."""
+        siblings = (self._blocks[key] for key in self._siblings(parent) or ())
+        return next((block for block in siblings if block.token_ids[: len(token_ids)] == token_ids), None)
+
+    def _add_states(self, block: Block[Payload], states: dict[int, State[Payload]]) -> None:
+        for tokens, state in states.items():
+            if tokens not in block.states:
+                block.states[tokens] = state
+                self._size_bytes += state.size_bytes
+
+    def _up_to_a_state(
+        self, root: BlockKey, uses: list[BlockUse[Payload]], token_ids: Sequence[int], limit: int
+    ) -> list[BlockUse[Payload]]:
+        """Cut a match back to the deepest token after which there is a state; the last block may be a sibling."""
+        for depth in range(len(uses), 0, -1):
+            parent = uses[depth - 2].block.key if depth > 1 else root
+            start = (depth - 1) * BLOCK_TOKENS
+            best: BlockUse[Payload] | None = None
+            for key in self._siblings(parent) or ():
+                block = self._blocks[key]
+                common = _common_tokens(block.token_ids, token_ids, start, limit)
+                deepest = max((tokens for tokens in block.states if tokens <= common), default=0)
+                if deepest and (best is None or deepest > best.tokens):
+                    best = BlockUse(block, deepest)
+            if best is not None:
+                return [*uses[: depth - 1], best]
+        return []
 
     def _siblings(self, parent: BlockKey) -> set[BlockKey] | None:
         if parent in self._roots:
@@ -219,6 +310,8 @@ class PrefixIndex(Generic[Payload]):
 
 def _inherit(block: Block[Payload], tail: Block[Payload]) -> None:
     """`block` takes the place of `tail`, which it contains. On disk a tail is known by its last grain."""
+    block.states = {**tail.states, **block.states}
+    block.pinned_by |= tail.pinned_by
     block.touches = max(block.touches, tail.touches)
     on_disk = BlockKey(tail.grains[-1]) if tail.is_durable and tail.grains else tail.supersedes
     if on_disk is not None and block.grains and on_disk == block.grains[-1]:

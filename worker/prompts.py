@@ -3,13 +3,19 @@
 Runs on the text thread: a long prompt takes long to tokenize, and a template is the model author's code.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jinja2
+from tokenizers import Tokenizer
 
 from protocol.failures import Failure, FailureKind
 from protocol.generation import ChatMessage, ChatPrompt, Generate, Prompt, TextPrompt, TokenPrompt
+from protocol.ids import BLOCK_TOKENS, GRAIN_TOKENS
+
+STATE_EVERY_BLOCKS = 8
+"""A model whose layers cannot all be cut keeps a state at least this often in a long prompt: 2,048 tokens."""
 
 RESERVED_TEMPLATE_ARGUMENTS = frozenset(
     {
@@ -44,22 +50,78 @@ class PromptRefused(Exception):
         self.failure = failure
 
 
-def prompt_token_ids(tokenizer: PromptTokenizer, prompt: Prompt, vocabulary_size: int) -> list[int]:
+class PromptTokens(NamedTuple):
+    """A prompt's tokens. `message_starts` and `message_ends` are the positions of each message's text in them; empty
+    when a template changed some text, so that it was not found."""
+
+    token_ids: list[int]
+    message_starts: tuple[int, ...] = ()
+    message_ends: tuple[int, ...] = ()
+
+
+def prompt_tokens(tokenizer: PromptTokenizer, prompt: Prompt, vocabulary_size: int) -> PromptTokens:
     """The prompt's tokens, at least one. Raises PromptRefused."""
     match prompt:
         case ChatPrompt():
-            # The template writes the special tokens itself; adding them again would double the first one.
-            token_ids = tokenizer.encode(render_chat(tokenizer, prompt), add_special_tokens=False)
+            tokens = _chat_tokens(tokenizer, render_chat(tokenizer, prompt), prompt)
         case TextPrompt(text=text):
-            token_ids = tokenizer.encode(text)
+            tokens = PromptTokens(tokenizer.encode(text))
         case TokenPrompt(token_ids=given):
             bad = next((token for token in given if not 0 <= token < vocabulary_size), None)
             if bad is not None:
                 raise _refused(f"token id {bad} is outside the model's vocabulary of {vocabulary_size}", "prompt")
-            token_ids = list(given)
-    if not token_ids:
+            tokens = PromptTokens(list(given))
+    if not tokens.token_ids:
         raise _refused("the prompt holds no token; send at least one character", "prompt")
-    return token_ids
+    return tokens
+
+
+def boundaries(tokens: PromptTokens, prompt: Prompt) -> tuple[int, ...]:
+    """Positions where a later prompt is likely to part from this one, ascending, on the grain grid.
+
+    The end of the system prompt, the end of the last turn, and every STATE_EVERY_BLOCKS blocks.
+    """
+    length = len(tokens.token_ids) - 1
+    wanted = set(range(STATE_EVERY_BLOCKS * BLOCK_TOKENS, length + 1, STATE_EVERY_BLOCKS * BLOCK_TOKENS))
+    if isinstance(prompt, ChatPrompt) and tokens.message_starts:
+        roles = [message.role for message in prompt.messages]
+        after_system = next((i for i, role in enumerate(roles) if role not in ("system", "developer")), None)
+        if after_system:
+            wanted.add(tokens.message_starts[after_system])
+        wanted.add(tokens.message_ends[-1])
+    else:
+        wanted.add(length)
+    on_grid = {position // GRAIN_TOKENS * GRAIN_TOKENS for position in wanted if position <= length}
+    return tuple(sorted(on_grid - {0}))
+
+
+def _chat_tokens(tokenizer: PromptTokenizer, text: str, prompt: ChatPrompt) -> PromptTokens:
+    # The template writes the special tokens itself; adding them again would double the first one.
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(backend, Tokenizer):
+        return PromptTokens(tokenizer.encode(text, add_special_tokens=False))
+    encoding = backend.encode(text, add_special_tokens=False)
+    spans = _message_spans(text, prompt.messages)
+    begins = [begin for begin, _ in encoding.offsets]
+    return PromptTokens(
+        encoding.ids,
+        tuple(bisect_left(begins, begin) for begin, _ in spans),
+        tuple(bisect_left(begins, end) for _, end in spans),
+    )
+
+
+def _message_spans(text: str, messages: Sequence[ChatMessage]) -> list[tuple[int, int]]:
+    """Where each message's text stands in the rendered prompt, in characters; empty if one is not found in order."""
+    spans: list[tuple[int, int]] = []
+    cursor = 0
+    for message in messages:
+        content = message.content.strip()
+        begin = text.find(content, cursor)
+        if begin < 0:
+            return []
+        cursor = begin + len(content)
+        spans.append((begin, cursor))
+    return spans
 
 
 def resolve_max_tokens(request: Generate, prompt_tokens: int, context_tokens: int) -> int:

@@ -8,6 +8,7 @@ The rules, in the order they are asked:
    measured rate. The target is small while rows decode and larger when nobody waits for a token.
 3. A slice of T seconds owes the decoding rows `share / (1 - share)` times T seconds of decode before the next slice.
 4. A new prompt starts only while a row is free for it.
+5. What only warms the cache runs when no other prompt can, and stops between two slices when one comes.
 """
 
 from dataclasses import dataclass
@@ -83,6 +84,11 @@ class Scheduler:
         return not self._waiting and not self._decoding
 
     @property
+    def rate_tokens_per_second(self) -> float:
+        """How fast prompts are prefilled, by the latest slices."""
+        return self._rate
+
+    @property
     def debt_seconds(self) -> float:
         return self._debt_seconds
 
@@ -125,7 +131,7 @@ class Scheduler:
         sequence.prefilled = sequence.cached = cached_tokens
 
     def prefilled(self, step: Prefill, seconds: float, now: float) -> None:
-        """A slice ran. When nothing is left the row has joined the decode batch."""
+        """A slice ran. When nothing is left the row has joined the decode batch, or is gone if it was only to warm."""
         sequence = self._waiting[step.request_id]
         sequence.prefilled += step.tokens
         sequence.slices += step.tokens > 0
@@ -136,6 +142,8 @@ class Scheduler:
             self._debt_seconds += seconds * self._settings.decode_share / (1 - self._settings.decode_share)
         if sequence.prefill_left == 0:
             del self._waiting[step.request_id]
+            if sequence.priority == "warm":
+                return
             sequence.decode_started = now
             self._decoding[step.request_id] = sequence
 
@@ -161,16 +169,24 @@ class Scheduler:
         if len(self._decoding) >= self._settings.max_rows:
             return None
         ready = [s for s in self._waiting.values() if s.blocks_deadline is None or s.blocks_deadline <= now]
-        return next((s for s in ready if s.has_started), ready[0] if ready else None)
+        return min(ready, key=_precedence, default=None)
 
     def _slice_tokens(self, sequence: Sequence) -> int:
         settings = self._settings
         target_seconds = settings.slice_seconds if self._decoding else settings.idle_slice_seconds
         tokens = int(target_seconds * self._rate)
         tokens = min(max(tokens, settings.floor_tokens), settings.ceiling_tokens, sequence.prefill_left)
+        boundary = sequence.next_boundary
+        if boundary is not None and sequence.prefilled + tokens >= boundary:
+            return boundary - sequence.prefilled
         end = sequence.prefilled + tokens
         # End on the block grid where that costs less than half the slice: whole blocks are what the cache keeps.
         beyond = end % BLOCK_TOKENS
         if tokens < sequence.prefill_left and beyond < tokens / 2:
             tokens -= beyond
         return tokens
+
+
+def _precedence(sequence: Sequence) -> tuple[bool, bool]:
+    """Smallest first; of equals the oldest, since `min` keeps the order of arrival."""
+    return sequence.priority == "warm", not sequence.has_started

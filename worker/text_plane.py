@@ -9,9 +9,10 @@ from pathlib import Path
 import structlog
 
 from protocol.failures import Failure, FailureKind
-from protocol.generation import Failed, Generate, Queued
+from protocol.generation import Failed, Generate, Queued, Warm
+from protocol.sampling import Sampling
 from worker import hashing
-from worker.prompts import PromptRefused, PromptTokenizer, prompt_token_ids, resolve_max_tokens
+from worker.prompts import PromptRefused, PromptTokenizer, boundaries, prompt_tokens, resolve_max_tokens
 from worker.sequence import Prepared
 
 log = structlog.get_logger()
@@ -38,13 +39,13 @@ class TextPlane:
         self._deliver = deliver
         self._send = send
         self._clock = clock
-        self._requests: queue.SimpleQueue[Generate] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[Generate | Warm] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="text-plane", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, request: Generate) -> None:
+    def submit(self, request: Generate | Warm) -> None:
         self._requests.put(request)
 
     def _run(self) -> None:
@@ -64,11 +65,26 @@ class TextPlane:
                 )
                 self._send(Failed(request_id=request.request_id, failure=failure))
             else:
-                self._send(Queued(request_id=request.request_id, prompt_tokens=len(prepared.token_ids)))
+                self._send(
+                    Queued(
+                        request_id=request.request_id,
+                        prompt_tokens=len(prepared.token_ids),
+                        message_starts=prepared.message_starts,
+                        grains=prepared.grains,
+                    )
+                )
                 self._deliver(prepared)
 
-    def prepare(self, request: Generate, arrived: float) -> Prepared:
+    def prepare(self, asked: Generate | Warm, arrived: float) -> Prepared:
         """Pure but for the tokenizer. Raises PromptRefused."""
+        warm = asked if isinstance(asked, Warm) else None
+        if isinstance(asked, Warm):
+            sampling = Sampling(temperature=0.0)
+            request = Generate(
+                request_id=asked.request_id, prompt=asked.prompt, sampling=sampling, max_tokens=1, cache=asked.cache
+            )
+        else:
+            request = asked
         out_of_range = [token for token in request.sampling.logit_bias if not 0 <= token < self._vocabulary_size]
         if out_of_range:
             raise PromptRefused(
@@ -78,7 +94,8 @@ class TextPlane:
                     param="logit_bias",
                 )
             )
-        token_ids = prompt_token_ids(self._tokenizer, request.prompt, self._vocabulary_size)
+        prompt = prompt_tokens(self._tokenizer, request.prompt, self._vocabulary_size)
+        token_ids = prompt.token_ids
         max_tokens = resolve_max_tokens(request, len(token_ids), self._context_tokens)
         root = hashing.root(self._fingerprint, request.cache.scope)
         return Prepared(
@@ -88,4 +105,7 @@ class TextPlane:
             root=root,
             grains=hashing.grains(root.secret, root.digest, token_ids),
             arrived=arrived,
+            message_starts=prompt.message_starts,
+            boundaries=boundaries(prompt, request.prompt),
+            warm=warm,
         )

@@ -10,7 +10,7 @@ from itertools import chain
 from protocol.generation import ChosenLogprob, TokenLogprob
 from protocol.ids import RequestId
 from worker.engine import Drawn
-from worker.prefix_index import BlockUse
+from worker.prefix_index import BlockUse, State
 from worker.sequence import Prepared
 
 BYTES_PER_TOKEN = 10
@@ -125,6 +125,11 @@ class ScriptedEngine:
         row = self.rows[request_id]
         assert start < end <= self.tokens_held(request_id)
         return tuple(row.token_ids[start:end]), (end - start) * BYTES_PER_TOKEN
+
+    keeps_states = False
+
+    def state(self, request_id: RequestId) -> State[Kv]:
+        raise AssertionError(f"{request_id}: this engine's cache can be cut anywhere")
 
     def drop(self, request_ids: Sequence[RequestId]) -> None:
         for request_id in request_ids:

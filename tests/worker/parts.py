@@ -66,7 +66,7 @@ def chain_of_blocks(
                 token_ids=tokens,
                 grains=grains,
                 payload=tokens,
-                size_bytes=len(tokens) * bytes_per_token,
+                kv_bytes=len(tokens) * bytes_per_token,
             )
         )
         parent = key

@@ -39,9 +39,10 @@ from protocol.launch import CachestoreLaunch
 from protocol.sockets import Listener, Peer
 from tests.worker.parts import FINGERPRINT, chain_of_blocks, prepared
 from worker.cold_cache import ColdCache
-from worker.messages import BlockDurable, BlocksFetched
+from worker.messages import BlocksFetched, BlockStored
 from worker.mlx_blocks import read_block, write_block
-from worker.prefix_index import Block
+from worker.prefix_cache import Fetch as PrefixFetch
+from worker.prefix_index import Block, BlockParts
 
 Kv = tuple[int, ...]
 Answer = BlockReply | dict[str, int] | None
@@ -97,19 +98,19 @@ class Worker:
         self.cache.start()
 
     @staticmethod
-    def _read(path: str, tokens: int) -> tuple[Kv, int]:
+    def _read(path: str, tokens: int) -> BlockParts[Kv]:
         if path == "/damaged":
             raise RuntimeError("not a block")
-        return tuple(range(tokens)), tokens * 10
+        return BlockParts(tuple(range(tokens)), tokens * 10, {})
 
-    def _write(self, path: str, payload: Kv, tokens: int, metadata: dict[str, str]) -> None:
+    def _write(self, path: str, block: Block[Kv], tokens: int, metadata: dict[str, str]) -> None:
         if path == "/full":
             raise OSError("no space")
         assert parse_metadata(metadata).fingerprint == FINGERPRINT
         self.written.append(path)
 
     def fetch(self, token_ids: list[int], hot_blocks: int = 0, hot_tokens: int = 0) -> BlocksFetched[Kv]:
-        self.cache.fetch(prepared("r", token_ids), hot_blocks, hot_tokens)
+        self.cache.fetch(PrefixFetch(prepared("r", token_ids), hot_blocks, hot_tokens, 1.0))
         fetched = self.delivered.get(timeout=DEADLINE_SECONDS)
         assert isinstance(fetched, BlocksFetched)
         return fetched
@@ -178,7 +179,7 @@ def test_blocks_come_with_their_place_in_the_chain(make: Make) -> None:
         (b.key, b.parent, b.start, b.token_ids, b.grains) for b in expected
     ]
     assert all(block.is_durable for block in fetched.blocks)
-    assert fetched.miss_reason == ""
+    assert fetched.outcome.miss_reason == ""
     assert store.next(Release).lease == 7
 
 
@@ -199,7 +200,7 @@ def test_no_file_is_read_that_ram_has(make: Make, hot_tokens: int, grains: int) 
     fetched = worker.fetch(tokens(600), hot_blocks=min(hot_tokens // 256, 1), hot_tokens=hot_tokens)
 
     assert fetched.blocks == ()
-    assert fetched.miss_reason == "absent"
+    assert fetched.outcome.miss_reason == "absent"
     assert isinstance(store.requests.get(timeout=DEADLINE_SECONDS), Lookup)
     assert store.requests.empty()
 
@@ -210,7 +211,7 @@ def test_a_damaged_file_ends_the_run_before_it(make: Make) -> None:
     fetched = worker.fetch(tokens(600))
 
     assert [block.start for block in fetched.blocks] == [0]
-    assert fetched.miss_reason == "unreadable"
+    assert fetched.outcome.miss_reason == "unreadable"
     assert store.next(Release).lease == 7
 
 
@@ -225,16 +226,16 @@ def test_a_lease_of_what_was_not_asked_is_a_miss(make: Make, grains: int) -> Non
     _, worker = make(lookup_is_right)
 
     assert worker.fetch(tokens(300)).blocks == ()
-    assert worker.fetch(tokens(300)).miss_reason == "unreadable"
+    assert worker.fetch(tokens(300)).outcome.miss_reason == "unreadable"
 
 
 def test_silence_is_a_miss_and_then_a_rest(make: Make) -> None:
     """The first request waits for its deadline, the next ones not at all; after the rest it is asked again."""
     store, worker = make(lambda _: None)
 
-    assert worker.fetch(tokens(300)).miss_reason == "timeout"
+    assert worker.fetch(tokens(300)).outcome.miss_reason == "timeout"
     asked_at = time.monotonic()
-    reason = worker.fetch(tokens(300)).miss_reason
+    reason = worker.fetch(tokens(300)).outcome.miss_reason
     if time.monotonic() - asked_at < 0.1:
         assert reason == "unavailable"
 
@@ -242,7 +243,7 @@ def test_silence_is_a_miss_and_then_a_rest(make: Make) -> None:
     until = time.monotonic() + DEADLINE_SECONDS
     while not (fetched := worker.fetch(tokens(300))).blocks:
         assert time.monotonic() < until
-    assert fetched.miss_reason == ""
+    assert fetched.outcome.miss_reason == ""
 
 
 def test_no_store_at_all_is_a_miss(runtime_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,8 +251,8 @@ def test_no_store_at_all_is_a_miss(runtime_directory: Path, monkeypatch: pytest.
     monkeypatch.setattr("worker.cold_cache.LOOKUP_SECONDS", 0.05)
     worker = Worker(runtime_directory)
 
-    assert worker.fetch(tokens(300)).miss_reason == "timeout"
-    assert worker.fetch(tokens(300)).miss_reason == "unavailable"
+    assert worker.fetch(tokens(300)).outcome.miss_reason == "timeout"
+    assert worker.fetch(tokens(300)).outcome.miss_reason == "unavailable"
     assert worker.cache.stop(DEADLINE_SECONDS) == 0
 
 
@@ -273,7 +274,7 @@ def test_other_answers_are_misses_that_say_why(make: Make, answer: Any, reason: 
     """Failed, declined, of another kind, to another call, or no message at all."""
     _, worker = make(answer)
 
-    assert worker.fetch(tokens(300)).miss_reason == reason
+    assert worker.fetch(tokens(300)).outcome.miss_reason == reason
 
 
 def test_a_fetch_answer_that_comes_too_late_is_given_back(make: Make) -> None:
@@ -288,14 +289,14 @@ def test_a_fetch_answer_that_comes_too_late_is_given_back(make: Make) -> None:
         return answer
 
     store, worker = make(slow)
-    assert worker.fetch(tokens(300)).miss_reason == "timeout"
+    assert worker.fetch(tokens(300)).outcome.miss_reason == "timeout"
     store.next(Fetch)
     # The next question finds the old answer before its own.
     then = store.answer
     store.answer = lambda request: late[0] if isinstance(request, Lookup) else then(request)
 
     until = time.monotonic() + DEADLINE_SECONDS
-    while worker.fetch(tokens(300)).miss_reason == "unavailable":
+    while worker.fetch(tokens(300)).outcome.miss_reason == "unavailable":
         assert time.monotonic() < until
     assert store.next(Release).lease == 7
 
@@ -311,8 +312,8 @@ def test_a_stored_block_is_said_to_be_durable(make: Make) -> None:
     worker.cache.store(first)
     worker.cache.store(second)
 
-    assert worker.delivered.get(timeout=DEADLINE_SECONDS) == BlockDurable(first.key)
-    assert worker.delivered.get(timeout=DEADLINE_SECONDS) == BlockDurable(second.key)
+    assert worker.delivered.get(timeout=DEADLINE_SECONDS) == BlockStored(first.key, "durable")
+    assert worker.delivered.get(timeout=DEADLINE_SECONDS) == BlockStored(second.key, "durable")
     one, two = store.next(Publish), store.next(Publish)
     assert (one.parent, one.grains) == (b"", first.grains)
     assert (two.parent, two.grains, two.supersedes) == (first.key, second.grains, b"s" * 16)
@@ -329,7 +330,7 @@ def test_what_the_disk_has_already_is_durable(make: Make) -> None:
     (block,) = chain_of_blocks(tokens(100))
     worker.cache.store(block)
 
-    assert worker.delivered.get(timeout=DEADLINE_SECONDS) == BlockDurable(block.key)
+    assert worker.delivered.get(timeout=DEADLINE_SECONDS) == BlockStored(block.key, "durable")
     assert worker.written == []
 
 
@@ -347,7 +348,8 @@ def test_a_write_that_fails_gives_its_file_back(make: Make) -> None:
     worker.cache.store(full)
     worker.cache.store(fine)
 
-    assert worker.delivered.get(timeout=DEADLINE_SECONDS) == BlockDurable(fine.key)
+    assert worker.delivered.get(timeout=DEADLINE_SECONDS) == BlockStored(full.key, "refused")
+    assert worker.delivered.get(timeout=DEADLINE_SECONDS) == BlockStored(fine.key, "durable")
     assert store.next(Release).lease == 11
     assert not worker.cache.is_storing(full.key)
 
@@ -374,7 +376,7 @@ def test_fetches_go_before_stores(make: Make) -> None:
     for block in chain_of_blocks(tokens(512)):
         worker.cache.store(block)
     first = store.next(Stage)
-    worker.cache.fetch(prepared("r", tokens(300)), 0, 0)
+    worker.cache.fetch(PrefixFetch(prepared("r", tokens(300)), 0, 0, 1.0))
     gate.set()
 
     assert store.next(Publish).grains[-1] == first.key
@@ -397,7 +399,7 @@ def real_store(directory: Path, cache_directory: Path) -> Iterator[None]:
     listening = threading.Event()
 
     def serve() -> None:
-        service = Service(launch, first_number=time.time_ns() // 1000)
+        service = Service(launch, first_number=time.time_ns() // 1000, unix_clock=time.time)
         service.open(time.monotonic())
         with Listener[BlockRequest, BlockReply](cachestore_socket(directory), BlockRequest) as listener:  # pyright: ignore
             listening.set()
@@ -428,7 +430,7 @@ def test_blocks_survive_worker_and_store(runtime_directory: Path, tmp_path: Path
             token_ids=block.token_ids,
             grains=block.grains,
             payload=arrays,
-            size_bytes=sum(array.nbytes for array in arrays.values()),
+            kv_bytes=sum(array.nbytes for array in arrays.values()),
         )
 
     token_ids = tokens(BLOCK_TOKENS + 5 * GRAIN_TOKENS + 3)
@@ -437,10 +439,11 @@ def test_blocks_survive_worker_and_store(runtime_directory: Path, tmp_path: Path
         until = time.monotonic() + DEADLINE_SECONDS
         for block in map(block_of, chain_of_blocks(token_ids)):
             # A store that still counts its files declines: try again, as the next touch would.
-            while first.cache.stored_blocks <= block.start // BLOCK_TOKENS:
+            stored = None
+            while stored != BlockStored(block.key, "durable"):
                 assert time.monotonic() < until
-                if not first.cache.is_storing(block.key):
-                    first.cache.store(block)
+                first.cache.store(block)
+                stored = first.delivered.get(timeout=DEADLINE_SECONDS)
         assert first.cache.stop(DEADLINE_SECONDS) == 0
     with real_store(runtime_directory, tmp_path / "kv"):
         second = Worker(runtime_directory, read=read_block, write=write_block)
@@ -451,7 +454,7 @@ def test_blocks_survive_worker_and_store(runtime_directory: Path, tmp_path: Path
 
     assert [len(block.token_ids) for block in fetched.blocks] == [256, 80]
     assert [len(block.token_ids) for block in shorter.blocks] == [256, 32]
-    assert other.miss_reason == "absent"
+    assert other.outcome.miss_reason == "absent"
     for block in [*fetched.blocks, *shorter.blocks]:
         payload: Any = block.payload
         assert payload["keys0"].shape == (3, 2, len(block.token_ids), 4)

@@ -17,6 +17,7 @@ from protocol.generation import (
     Failed,
     Finished,
     FinishReason,
+    Pin,
     Ping,
     Pong,
     Prefilling,
@@ -27,7 +28,8 @@ from tests.fakes.scripted_engine import LetterDetokenizer, ManualClock, Scripted
 from tests.worker.parts import chain_of_blocks, prepared
 from worker.loop import FETCH_DEADLINE_SECONDS, StepLoop
 from worker.messages import BlocksFetched, InboxMessage
-from worker.prefix_cache import PrefixCache
+from worker.prefix_cache import Fetch as PrefixFetch
+from worker.prefix_cache import FetchOutcome, PrefixCache
 from worker.prefix_index import Block, PrefixIndex
 from worker.scheduler import Scheduler, SchedulerSettings
 from worker.sequence import Prepared
@@ -70,11 +72,21 @@ class Disk:
     fetches: list[str] = field(default_factory=list[str])
     stored: list[BlockKey] = field(default_factory=list[BlockKey])
 
-    def fetch(self, prepared: Prepared, hot_blocks: int, hot_tokens: int) -> None:
-        self.fetches.append(prepared.request_id)
+    pinned: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    read_bytes_per_second = 1e9
 
-    def store(self, block: Block[Kv]) -> None:
+    def fetch(self, fetch: PrefixFetch[Kv]) -> None:
+        self.fetches.append(fetch.prepared.request_id)
+
+    def store(self, block: Block[Kv]) -> bool:
         self.stored.append(block.key)
+        return True
+
+    def pin(self, keys: Sequence[BlockKey], owner: str, pin: Pin) -> None:
+        self.pinned.append((owner, pin.name))
+
+    def unpin(self, owner: str, name: str) -> None:
+        self.pinned = [pinned for pinned in self.pinned if pinned != (owner, name)]
 
     def is_storing(self, key: BlockKey) -> bool:
         return key in self.stored
@@ -352,7 +364,7 @@ def test_a_miss_is_counted_with_its_reason() -> None:
     """K06, K09: and the row runs as cold."""
     request = asks("r", 300)
     run = Run(
-        [request, BlocksFetched(request.request_id, (), "integrity"), *QUIET, Ping(nonce=1)],
+        [request, BlocksFetched(request.request_id, (), FetchOutcome("integrity")), *QUIET, Ping(nonce=1)],
         {"r": "hi"},
         reads_disk="yes",
     )
@@ -461,7 +473,7 @@ def stories(draw: st.DrawFn) -> tuple[list[InboxMessage | None], dict[str, str]]
             put(Cancel(request_id=request.request_id))
         if draw(st.booleans()):
             count = draw(st.integers(0, len(request.token_ids) // 16)) * 16
-            put(BlocksFetched(request.request_id, tuple(chain_of_blocks(request.token_ids[:count])), ""), at + 1)
+            put(BlocksFetched(request.request_id, tuple(chain_of_blocks(request.token_ids[:count]))), at + 1)
     if draw(st.booleans()):
         put(Ping(nonce=1))
     if draw(st.booleans()):

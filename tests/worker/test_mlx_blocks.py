@@ -34,6 +34,10 @@ def filled(shapes: list[tuple[int, int, int, mx.Dtype]], tokens: int) -> list[KV
     return caches
 
 
+def layout_of(caches: list[KVCache]) -> KVLayout:
+    return KVLayout.of(caches, range(len(caches)))
+
+
 def use(arrays: KVArrays, tokens: int) -> BlockUse[KVArrays]:
     """As if found in the index: `tokens` of the block match."""
     held = next(iter(arrays.values())).shape[2]
@@ -44,7 +48,7 @@ def use(arrays: KVArrays, tokens: int) -> BlockUse[KVArrays]:
         token_ids=tuple(range(held)),
         grains=(),
         payload=arrays,
-        size_bytes=block_bytes(arrays),
+        kv_bytes=block_bytes(arrays),
     )
     return BlockUse(block, tokens)
 
@@ -63,16 +67,17 @@ def is_equal(cache: Any, original: Any, tokens: int) -> bool:
 def test_cut_and_filled_again(kind: str, tokens: int, tmp_path: Path) -> None:
     """Layers of any shape and type, whole blocks and a tail, half of them through files."""
     caches = filled(SHAPES[kind], tokens)
-    layout = KVLayout.of(caches)
+    layout = layout_of(caches)
     uses = []
     for number, start in enumerate(range(0, tokens, BLOCK_TOKENS)):
         end = min(start + BLOCK_TOKENS, tokens)
         arrays = layout.cut(caches, 0, start, end)
         if number % 2 == 0:
             path = tmp_path / f"{number}.safetensors"
-            write_block(str(path), arrays, end - start, {"tokens": str(end - start)})
-            arrays, size = read_block(str(path), end - start)
-            assert size == block_bytes(arrays)
+            write_block(str(path), use(arrays, end - start).block, end - start, {"tokens": str(end - start)})
+            parts = read_block(str(path), end - start)
+            arrays = parts.payload
+            assert parts.kv_bytes == block_bytes(arrays)
         uses.append(use(arrays, end - start))
     empty = [KVCache() for _ in caches]
     layout.fill(empty, uses, tokens + 10)
@@ -83,7 +88,7 @@ def test_cut_and_filled_again(kind: str, tokens: int, tmp_path: Path) -> None:
 def test_a_part_of_a_block_is_filled_in() -> None:
     """Token-exact reuse: the last block's first tokens only."""
     caches = filled(SHAPES["mixed"], 300)
-    layout = KVLayout.of(caches)
+    layout = layout_of(caches)
     uses = [use(layout.cut(caches, 0, 0, 256), 256), use(layout.cut(caches, 0, 256, 300), 7)]
     empty = [KVCache() for _ in caches]
     layout.fill(empty, uses, 263)
@@ -94,7 +99,7 @@ def test_a_part_of_a_block_is_filled_in() -> None:
 def test_a_filled_cache_grows_on() -> None:
     """The next tokens go behind the restored ones, without touching the block."""
     caches = filled(SHAPES["equal"], 300)
-    layout = KVLayout.of(caches)
+    layout = layout_of(caches)
     arrays = layout.cut(caches, 0, 0, 100)
     before = {name: array.tolist() for name, array in arrays.items()}
     empty = [KVCache() for _ in caches]
@@ -108,7 +113,7 @@ def test_a_filled_cache_grows_on() -> None:
 
 def test_layers_of_one_shape_share_their_arrays() -> None:
     """Metal bounds the number of buffers: a pair per shape, not per layer."""
-    layout = KVLayout.of(filled(SHAPES["mixed"], 4))
+    layout = layout_of(filled(SHAPES["mixed"], 4))
 
     assert layout.groups == ((0, 2), (1,), (3,))
     assert set(layout.cut(filled(SHAPES["mixed"], 4), 0, 0, 4)) == {
@@ -120,7 +125,7 @@ def test_a_row_of_a_batch_is_cut_by_itself() -> None:
     """Left-padded rows: slots, not tokens."""
     long, short = filled(SHAPES["equal"], 40), filled(SHAPES["equal"], 25)
     batch = [KVCache.merge([a, b]) for a, b in zip(long, short, strict=True)]
-    arrays = KVLayout.of(long).cut(batch, 1, 40 - 25 + 3, 40)
+    arrays = layout_of(long).cut(batch, 1, 40 - 25 + 3, 40)
 
     assert mx.array_equal(arrays["keys0"][2], short[2].keys[0, :, 3:25]).item()
 
@@ -129,7 +134,7 @@ def test_a_row_of_a_batch_is_cut_by_itself() -> None:
 def test_a_block_outlives_its_row(shape: tuple[int, int, int, mx.Dtype]) -> None:
     """A detached copy: a view would keep the whole row's memory. Also of a model with one layer, or one head."""
     caches = filled([shape], 2048)
-    arrays = KVLayout.of(caches).cut(caches, 0, 0, 16)
+    arrays = layout_of(caches).cut(caches, 0, 0, 16)
     mx.eval([cache.state for cache in caches])
     mx.clear_cache()
     before = mx.get_active_memory()
@@ -143,23 +148,23 @@ def test_a_block_outlives_its_row(shape: tuple[int, int, int, mx.Dtype]) -> None
 def test_a_tail_on_disk_holds_whole_grains(tmp_path: Path) -> None:
     """Only the tokens that have a name are written, and no byte of the others."""
     caches = filled(SHAPES["half"], 100)
-    arrays = KVLayout.of(caches).cut(caches, 0, 0, 100)
+    arrays = layout_of(caches).cut(caches, 0, 0, 100)
     path = tmp_path / "block.safetensors"
-    write_block(str(path), arrays, 96, {"tokens": "96"})
+    write_block(str(path), use(arrays, 100).block, 96, {"tokens": "96"})
 
     with safe_open(str(path), "np") as file:
         assert file.metadata() == {"tokens": "96"}
         assert file.get_slice("keys0").get_shape() == [3, 2, 96, 8]
-    part, size = read_block(str(path), 48)
-    assert size == block_bytes(part)
-    assert mx.array_equal(part["values0"], arrays["values0"][:, :, :48]).item()
+    part = read_block(str(path), 48)
+    assert part.kv_bytes == block_bytes(part.payload)
+    assert mx.array_equal(part.payload["values0"], arrays["values0"][:, :, :48]).item()
 
 
 def test_a_file_with_fewer_tokens_than_it_should_is_refused(tmp_path: Path) -> None:
     """K06: never KV that is not there."""
     caches = filled(SHAPES["equal"], 32)
     path = tmp_path / "block.safetensors"
-    write_block(str(path), KVLayout.of(caches).cut(caches, 0, 0, 32), 32, {})
+    write_block(str(path), use(layout_of(caches).cut(caches, 0, 0, 32), 32).block, 32, {})
 
     with pytest.raises(ValueError, match="a block of 32 tokens instead of 48"):
         read_block(str(path), 48)
@@ -180,6 +185,6 @@ def test_a_staged_file_keeps_its_mode(tmp_path: Path) -> None:
     path = tmp_path / "block.safetensors"
     path.touch(0o600)
     caches = filled(SHAPES["equal"], 16)
-    write_block(str(path), KVLayout.of(caches).cut(caches, 0, 0, 16), 16, {})
+    write_block(str(path), use(layout_of(caches).cut(caches, 0, 0, 16), 16).block, 16, {})
 
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

@@ -13,7 +13,7 @@ import pytest
 from mlx_lm.generate import generate_step
 
 from protocol.generation import ChosenLogprob
-from protocol.ids import BLOCK_TOKENS
+from protocol.ids import BLOCK_TOKENS, GRAIN_TOKENS
 from protocol.sampling import Sampling
 from tests.worker.parts import GREEDY, prepared
 from tests.worker.test_prefix_cache import RecordingDisk
@@ -23,7 +23,8 @@ from worker.mlx_model import LoadedModel, context_tokens, fingerprint, load_mode
 from worker.prefix_cache import PrefixCache
 from worker.prefix_index import PrefixIndex
 
-REUSABLE = {"llama", "deepseek_v3"}
+CUTTABLE = {"llama", "deepseek_v3", "deepseek_v32"}
+"""Families that can be taken up again after any token; the others only where a state was kept."""
 
 
 class PlainTokenizer:
@@ -82,8 +83,8 @@ class Desk:
 
     def __init__(self, model: Model, *, budget_bytes: int = 10**9) -> None:
         self.engine = model.engine()
-        reason = model.loaded.prefix_reuse.reason
-        self.index: PrefixIndex[Any] = PrefixIndex(budget_bytes)
+        reason = self.engine.prefix_reuse.reason
+        self.index: PrefixIndex[Any] = PrefixIndex(budget_bytes, "states" if self.engine.keeps_states else "any_token")
         self.cache: PrefixCache[Any] = PrefixCache(self.index, RecordingDisk(), "off", reuse_off_reason=reason)
         self.drawn: dict[str, list[int]] = {}
         self.logprobs: dict[str, list[ChosenLogprob]] = {}
@@ -93,14 +94,18 @@ class Desk:
     def start(self, name: str, token_ids: Sequence[int], *, slice_tokens: int = 100, **settings: Any) -> None:
         """Open, prefill and join one row."""
         request = prepared(name, token_ids, **settings)
-        match = self.cache.use(request)
+        match, _ = self.cache.use(request)
         self.cached[name] = match.tokens
         self.engine.open(request, match.uses)
         start, at = match.whole_blocks * BLOCK_TOKENS, match.tokens
+        boundary = (len(token_ids) - 1) // GRAIN_TOKENS * GRAIN_TOKENS
         while at < len(token_ids) - 1:
-            step = min(slice_tokens, len(token_ids) - 1 - at)
+            end = boundary if self.engine.keeps_states and at < boundary else len(token_ids) - 1
+            step = min(slice_tokens, end - at)
             self.engine.prefill(request.request_id, step)
             at += step
+            if at == boundary:
+                start = self._keep(request, start, at)
         start = self._keep(request, start, at)
         self.engine.join(request.request_id)
         self.drawn[name], self.logprobs[name] = [], []
@@ -136,9 +141,12 @@ class Desk:
 
     def _keep(self, request: Any, start: int, end: int) -> int:
         token_ids = self.engine.token_ids(request.request_id)
-        return self.cache.keep(
+        start = self.cache.keep(
             request, token_ids, start, lambda a, b: self.engine.cut(request.request_id, a, b), end=end
         )
+        if self.engine.keeps_states:
+            self.cache.keep_state(request, token_ids, end, self.engine.state(request.request_id))
+        return start
 
 
 # --- every family ---------------------------------------------------------------------------------------------------
@@ -153,7 +161,8 @@ def test_a_family_alone_says_what_mlx_lm_says(model_of: Callable[[str], Model], 
         expected = model.says(token_ids, 12)
         assert desk.ask(name, token_ids, 12, slice_tokens=23) == expected
         assert desk.ask(name, token_ids, 12, slice_tokens=7) == expected
-        assert desk.cached[name] == (len(token_ids) - 1 if family in REUSABLE else 0)
+        again = len(token_ids) - 1
+        assert desk.cached[name] == (again if desk.engine.prefix_reuse.available else 0)
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -178,12 +187,38 @@ def test_a_family_batched_says_what_it_says_alone(model_of: Callable[[str], Mode
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_reuse_is_on_only_where_blocks_can_be_cut(model_of: Callable[[str], Model], family: str) -> None:
-    """K03: otherwise it is off, and says why."""
-    reuse = model_of(family).loaded.prefix_reuse
+def test_reuse_is_on_for_every_kind_of_cache(model_of: Callable[[str], Model], family: str) -> None:
+    """K03: by cutting, or by states; where it cannot work it is off and says why."""
+    engine = model_of(family).engine()
 
-    assert reuse.available == (family in REUSABLE)
-    assert bool(reuse.reason) != reuse.available
+    assert engine.keeps_states == (family not in CUTTABLE and engine.prefix_reuse.available)
+    assert bool(engine.prefix_reuse.reason) != engine.prefix_reuse.available
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("length", [15, 16, 17, 255, 256, 257, 511, 512, 513])
+def test_a_hit_says_what_a_cold_run_says(model_of: Callable[[str], Model], family: str, length: int) -> None:
+    """K01, K02, K03: another ending on a known prefix, the next turn after an answer, and while another row decodes."""
+    model = model_of(family)
+    desk = Desk(model)
+    first = prompt(length, length)
+    answer = desk.ask("first", first, 6, slice_tokens=200)
+    assert answer == model.says(first, 6)
+    if desk.engine.prefix_reuse.available:
+        desk.start("beside", prompt(5, 33), max_tokens=40)
+        desk.step()
+    for name, token_ids in {
+        "again": first,
+        "other ending": [*first[: length - 3], 9, 8, 7, 6],
+        "next turn": [*first, *answer, 5, 4, 3],
+    }.items():
+        desk.start(name, token_ids, max_tokens=6, slice_tokens=150)
+        while name in desk._running:
+            desk.step()
+        assert desk.drawn[name] == model.says(token_ids, 6), name
+    if desk.engine.prefix_reuse.available:
+        assert desk.cached["next turn"] >= length
+        assert desk.cached["again"] == length - 1
 
 
 # --- batches --------------------------------------------------------------------------------------------------------
@@ -307,7 +342,7 @@ def test_logprobs_of_a_drawn_token(llama: Model) -> None:
 # --- reuse ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", sorted(REUSABLE))
+@pytest.mark.parametrize("family", sorted(CUTTABLE))
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 255, 256, 257, 511, 512, 513])
 def test_a_hit_says_what_a_miss_says(model_of: Callable[[str], Model], family: str, length: int) -> None:
     """K01, K02: the same prompt three times, the last time beside another row; one token at least is computed."""

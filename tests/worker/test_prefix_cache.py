@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.ids import BLOCK_TOKENS, BlockKey
+from protocol.generation import Pin
+from protocol.ids import BLOCK_TOKENS, BlockKey, RequestId
 from protocol.launch import PersistPolicy
 from tests.worker.parts import chain_of_blocks, prepared
-from worker.prefix_cache import PrefixCache
+from worker.prefix_cache import Fetch as PrefixFetch
+from worker.prefix_cache import FetchOutcome, PrefixCache
 from worker.prefix_index import Block, PrefixIndex
 from worker.sequence import Prepared
 
@@ -23,11 +25,21 @@ class RecordingDisk:
         self.fetches: list[tuple[str, int, int]] = []
         self.stored: list[Block[Kv]] = []
 
-    def fetch(self, prepared: Prepared, hot_blocks: int, hot_tokens: int) -> None:
-        self.fetches.append((prepared.request_id, hot_blocks, hot_tokens))
+        self.pinned: list[tuple[str, str]] = []
+        self.read_bytes_per_second = 1e9
 
-    def store(self, block: Block[Kv]) -> None:
+    def fetch(self, fetch: PrefixFetch[Kv]) -> None:
+        self.fetches.append((fetch.prepared.request_id, fetch.hot_blocks, fetch.hot_tokens))
+
+    def store(self, block: Block[Kv]) -> bool:
         self.stored.append(block)
+        return True
+
+    def pin(self, keys: Sequence[BlockKey], owner: str, pin: Pin) -> None:
+        self.pinned.append((owner, pin.name))
+
+    def unpin(self, owner: str, name: str) -> None:
+        self.pinned = [pin for pin in self.pinned if pin != (owner, name)]
 
     def is_storing(self, key: BlockKey) -> bool:
         return any(block.key == key for block in self.stored)
@@ -52,9 +64,9 @@ class Kit:
     def ask(self, token_ids: Sequence[int], *, scope: bytes = b"") -> int:
         """Use and keep one prompt, as a row does; returns how many tokens were hot."""
         request = prepared("r", token_ids, scope=scope)
-        match = self.cache.use(request)
+        match, _ = self.cache.use(request)
         self.keep(request, token_ids, match.whole_blocks * BLOCK_TOKENS, len(token_ids))
-        self.cache.used(match.touched)
+        self.cache.request_over(request, token_ids, match.touched)
         return match.tokens
 
 
@@ -104,7 +116,7 @@ def test_a_row_keeps_what_it_generated() -> None:
     start = kit.keep(request, row, start, 600)
 
     assert start == 512
-    assert kit.cache.use(prepared("next", [*row, 1])).tokens == 600
+    assert kit.cache.use(prepared("next", [*row, 1]))[0].tokens == 600
 
 
 def test_a_chain_whose_parent_is_gone_is_not_continued() -> None:
@@ -142,7 +154,7 @@ def test_a_model_without_reuse_is_left_alone() -> None:
     kit = Kit("through", off="layers keep their state in ArraysCache")
 
     assert kit.ask(tokens(600)) == kit.ask(tokens(600)) == 0
-    assert not kit.cache.prefetch(prepared("r", tokens(600)))
+    assert not kit.cache.prefetch(prepared("r", tokens(600)), 100.0)
     assert kit.cache.store_everything() == 0
     assert (kit.cuts, kit.disk.stored, kit.disk.fetches) == ([], [], [])
 
@@ -160,7 +172,7 @@ def test_the_disk_is_asked_only_for_what_ram_lacks(hot: int, asked: int, fetches
     if hot:
         kit.ask(tokens(hot))
 
-    assert kit.cache.prefetch(prepared("r", tokens(asked))) == (fetches == 1)
+    assert kit.cache.prefetch(prepared("r", tokens(asked)), 100.0) == (fetches == 1)
     assert kit.disk.fetches == [("r", hot // BLOCK_TOKENS, hot)] * fetches
 
 
@@ -170,7 +182,7 @@ def test_policy_off_never_touches_the_disk() -> None:
     kit.ask(tokens(600))
     kit.ask(tokens(600))
 
-    assert not kit.cache.prefetch(prepared("r", tokens(900)))
+    assert not kit.cache.prefetch(prepared("r", tokens(900)), 100.0)
     assert kit.cache.store_everything() == 0
     assert kit.disk.stored == []
 
@@ -192,11 +204,11 @@ def test_nothing_is_written_beside_somebodys_first_token() -> None:
     """Second touch stores when the request is over, not when it starts."""
     kit = Kit()
     kit.ask(tokens(600))
-    match = kit.cache.use(prepared("r", tokens(600)))
+    match, _ = kit.cache.use(prepared("r", tokens(600)))
     assert kit.disk.stored == []
 
     kit.index.remove(match.uses[2].block.key)
-    kit.cache.used(match.touched)
+    kit.cache.request_over(prepared("r", tokens(600)), tokens(600), match.touched)
 
     assert [block.start for block in kit.disk.stored] == [0, 256]  # what was evicted meanwhile is not written
 
@@ -226,24 +238,26 @@ def test_blocks_from_disk_are_found_like_hot_ones() -> None:
     """They are durable already: no store follows."""
     kit = Kit()
     request = prepared("r", tokens(700))
-    kit.cache.prefetch(request)
+    kit.cache.prefetch(request, 100.0)
     blocks = chain_of_blocks(tokens(640))
     for block in blocks:
         block.is_durable = True
-    kit.cache.fetched(blocks)
+    kit.cache.fetched(request.request_id, blocks, FetchOutcome())
 
-    assert kit.cache.use(request).tokens == 640
+    assert kit.cache.use(request)[0].tokens == 640
     assert kit.disk.stored == []
 
 
 def test_blocks_that_came_too_late_are_a_miss() -> None:
     """Their parent was evicted meanwhile."""
     kit = Kit()
-    kit.cache.prefetch(prepared("r", tokens(700)))
-    kit.cache.fetched(chain_of_blocks(tokens(700))[1:])
+    kit.cache.prefetch(prepared("r", tokens(700)), 100.0)
+    kit.cache.fetched(RequestId("r"), chain_of_blocks(tokens(700))[1:], FetchOutcome())
 
     assert len(kit.index) == 0
-    kit.cache.missed("timeout")
+    kit.cache.gave_up_waiting(RequestId("r"))
+    _, report = kit.cache.use(prepared("r", tokens(700)))
+    assert report.miss_reason == "timeout"
     assert kit.cache.misses == {"timeout": 1}
 
 
@@ -253,7 +267,7 @@ def test_never_another_prompts_kv(asked: list[tuple[int, int]], budget_tokens: i
     kit = Kit(budget_tokens=budget_tokens)
     for count, first in asked:
         token_ids = tokens(count, first)
-        match = kit.cache.use(prepared("r", token_ids))
+        match, _ = kit.cache.use(prepared("r", token_ids))
         used = [token for use in match.uses for token in use.block.payload[: use.tokens]]
         assert used == token_ids[: len(used)]
         assert len(used) < count

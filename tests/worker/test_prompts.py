@@ -19,7 +19,7 @@ from worker.prompts import (
     RESERVED_TEMPLATE_ARGUMENTS,
     PromptRefused,
     fold_system_messages,
-    prompt_token_ids,
+    prompt_tokens,
     render_chat,
     resolve_max_tokens,
 )
@@ -233,7 +233,7 @@ def test_a_model_without_a_template_says_so() -> None:
 
 def test_special_tokens_are_not_doubled(script: Any) -> None:
     """The template writes them; the tokenizer must not add them again."""
-    token_ids = prompt_token_ids(script, chat(says("user", "SC04")), 1024)
+    token_ids = prompt_tokens(script, chat(says("user", "SC04")), 1024).token_ids
 
     assert script.decode(token_ids).count("<|im_start|>") == 2
     assert token_ids[-1] == script.convert_tokens_to_ids("<|SC04|>")
@@ -242,7 +242,7 @@ def test_special_tokens_are_not_doubled(script: Any) -> None:
 @pytest.mark.parametrize(("token_ids", "bad"), [((1, -1), -1), ((1024,), 1024), ((2**40,), 2**40)])
 def test_a_token_outside_the_vocabulary_is_refused(token_ids: tuple[int, ...], bad: int) -> None:
     """An index out of range would read other memory on a GPU."""
-    why = refusal(lambda: prompt_token_ids(TemplateOnly(lines), TokenPrompt(token_ids=token_ids), 1024))
+    why = refusal(lambda: prompt_tokens(TemplateOnly(lines), TokenPrompt(token_ids=token_ids), 1024))
 
     assert str(bad) in why.failure.message
     assert "1024" in why.failure.message
@@ -251,7 +251,7 @@ def test_a_token_outside_the_vocabulary_is_refused(token_ids: tuple[int, ...], b
 @pytest.mark.parametrize("prompt", [TextPrompt(text=""), TokenPrompt(token_ids=())])
 def test_an_empty_prompt_is_refused(prompt: Any) -> None:
     """There is no token to start from."""
-    assert refusal(lambda: prompt_token_ids(TemplateOnly(lines), prompt, 256)).failure.param == "prompt"
+    assert refusal(lambda: prompt_tokens(TemplateOnly(lines), prompt, 256)).failure.param == "prompt"
 
 
 def request(max_tokens: int | None = None, **more: Any) -> Generate:
