@@ -46,7 +46,7 @@ def main() -> int:
         return BAD_SETTINGS_STATUS
     _log_to_stderr(settings.log_level)
     threading.Thread(target=_watch_parent, args=(stop,), name="watch-parent", daemon=True).start()
-    service = Service(settings, first_number=time.time_ns() // 1000)
+    service = Service(settings, first_number=time.time_ns() // 1000, unix_clock=time.time)
     try:
         service.open(time.monotonic())
         with Listener[BlockRequest, BlockReply](socket_path, BlockRequest) as listener:  # pyright: ignore[reportArgumentType]

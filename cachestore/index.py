@@ -1,52 +1,28 @@
 """Which blocks are on disk, found by any digest of their chain: one SQLite file, owned by one thread.
 
-The files are the truth and this is their index: it may be lost or stale, and is then mended from the files. So its
-commits are not synced one by one (WAL, synchronous=NORMAL): a power cut may lose the last of them, never corrupt it.
+The files are the truth and this is their index: it may be lost or stale, and is then mended from the files.
 Every mutation is one transaction. `last_used` counts uses, it is no clock; it starts above every earlier value.
 """
 
 # ruff: noqa: S608 -- only this module's own constants are put into SQL; every value is bound
 
 import sqlite3
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
 
+from cachestore.database import IndexUnusable, open_database, transaction
 from cachestore.eviction import Candidate
 from cachestore.layout import GRAINS_PER_BLOCK, block_name, join_digests, split_digests
 from cachestore.reasons import is_damaged
 from protocol.block_file import DIGEST_BYTES
 from protocol.ids import BlockKey, Grain
 
-_SCHEMA_VERSION = 1
-_SCHEMA = """
-CREATE TABLE models (id INTEGER PRIMARY KEY, fingerprint TEXT NOT NULL UNIQUE);
-CREATE TABLE blocks (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- never reused, so that a lease on a deleted block names nothing
-    model INTEGER NOT NULL,
-    key BLOB NOT NULL,
-    parent BLOB NOT NULL,
-    file_bytes INTEGER NOT NULL,
-    checksum BLOB NOT NULL,
-    last_used INTEGER NOT NULL,
-    children INTEGER NOT NULL,
-    condemned INTEGER NOT NULL DEFAULT 0,  -- to be deleted when its last reader is gone; no longer found
-    grains BLOB NOT NULL
-);
-CREATE UNIQUE INDEX blocks_by_key ON blocks (model, key);
-CREATE INDEX blocks_by_parent ON blocks (model, parent);
-CREATE INDEX blocks_by_size ON blocks (model, file_bytes);
-CREATE INDEX leaves_by_use ON blocks (last_used) WHERE children = 0;
-CREATE TABLE grains (grain BLOB, block INTEGER, PRIMARY KEY (grain, block)) WITHOUT ROWID;
-CREATE TABLE strays (
-    path TEXT PRIMARY KEY, kind TEXT NOT NULL, file_bytes INTEGER NOT NULL, modified INTEGER NOT NULL
-) WITHOUT ROWID;
-"""
 _COLUMNS = (
-    "b.id, m.fingerprint, b.key, b.parent, b.grains, b.file_bytes, b.checksum, b.last_used, b.children, b.condemned"
+    "b.id, m.fingerprint, b.key, b.parent, b.grains, b.file_bytes, b.checksum, b.last_used, b.children, b.condemned,"
+    " b.owner, b.pins"
 )
 _FROM = "FROM blocks b JOIN models m ON m.id = b.model"
 _WHOLE_BYTES = GRAINS_PER_BLOCK * DIGEST_BYTES
@@ -54,10 +30,6 @@ _CHUNKS = (16, 128)  # keys asked for in one query: a short first one, since mos
 
 StrayKind = Literal["foreign", "quarantine", "other"]
 """Foreign: a block of another format, evicted first. Quarantine: damaged, kept a while. Other: not ours to delete."""
-
-
-class IndexUnusable(Exception):
-    """The file is damaged or of another schema: delete it and rebuild it from the block files."""
 
 
 class BlockRow(Struct, frozen=True, kw_only=True):
@@ -73,11 +45,39 @@ class BlockRow(Struct, frozen=True, kw_only=True):
     last_used: int
     children: int
     condemned: int
+    owner: str
+    pins: int
 
     @property
     def grains(self) -> tuple[Grain, ...]:
         """The block's own digests, first to last. Split only when asked: a lookup reads many rows and needs none."""
         return split_digests(self.digests)
+
+
+class NewBlock(Struct, frozen=True, kw_only=True):
+    """A block to index; its file is in place. `last_used` None is now; `used_unix` is its last use by the clock."""
+
+    fingerprint: str
+    key: BlockKey
+    parent: BlockKey
+    grains: tuple[Grain, ...]
+    file_bytes: int
+    checksum: bytes
+    owner: str = ""
+    ttl_seconds: float | None = None
+    used_unix: float = 0.0
+    last_used: int | None = None
+
+
+class Criteria(Struct, frozen=True, kw_only=True):
+    """Which blocks: those that match every one that is given; with none given, all."""
+
+    fingerprint: str | None = None
+    owner: str | None = None
+    unused_since_unix: float | None = None
+
+
+EVERY_BLOCK = Criteria()
 
 
 class Match(Struct, frozen=True, kw_only=True):
@@ -101,9 +101,8 @@ class BlockIndex:
 
     def __init__(self, path: Path, first_use: int) -> None:
         """Open or create. Raises IndexUnusable when the file must be rebuilt."""
-        self._database = sqlite3.connect(path, isolation_level=None, cached_statements=512)
+        self._database = open_database(path)
         try:
-            self._prepare()
             self._models: dict[str, int] = dict(self._database.execute("SELECT fingerprint, id FROM models"))
             self.blocks, self.block_bytes = self._sum("SELECT count(*), total(file_bytes) FROM blocks")
             self.strays, self.stray_bytes = self._sum("SELECT count(*), total(file_bytes) FROM strays")
@@ -113,14 +112,16 @@ class BlockIndex:
             if is_damaged(why):
                 raise IndexUnusable(str(why)) from None
             raise
-        except IndexUnusable:
-            self._database.close()
-            raise
         self._last_use = max(first_use, (newest or 0) + 1)
 
     def close(self) -> None:
         """Checkpoint the log and close."""
         self._database.close()
+
+    @property
+    def database(self) -> sqlite3.Connection:
+        """The connection, for the other tables of the same file."""
+        return self._database
 
     # --- questions --------------------------------------------------------------------------------------------------
 
@@ -186,17 +187,25 @@ class BlockIndex:
         )
         return {block_name(key, checksum): (block, file_bytes) for key, checksum, block, file_bytes in rows}
 
-    def rows_of(self, fingerprint: str | None, before: int, limit: int) -> list[BlockRow]:
-        """Blocks of one model, or of all, newest first, with ids below `before`; condemned ones left out."""
-        if fingerprint is None:
-            models = tuple(self._models.values())
-        else:
-            models = tuple(model for name, model in self._models.items() if name == fingerprint)
-        marks = ",".join("?" * len(models))
+    def rows_of(self, criteria: Criteria, before: int, limit: int) -> list[BlockRow]:
+        """Blocks that match, newest first, with ids below `before`; condemned ones left out."""
+        where, values = self._matching(criteria)
         rows = self._database.execute(
-            f"SELECT {_COLUMNS} {_FROM} WHERE +b.model IN ({marks}) AND b.id < ? AND NOT b.condemned"
-            " ORDER BY b.id DESC LIMIT ?",
-            (*models, before, limit),
+            f"SELECT {_COLUMNS} {_FROM} WHERE {where} AND b.id < ? ORDER BY b.id DESC LIMIT ?", (*values, before, limit)
+        )
+        return [_block_row(row) for row in rows]
+
+    def totals_of(self, criteria: Criteria) -> tuple[int, int]:
+        """How many blocks match, condemned ones left out, and their bytes."""
+        where, values = self._matching(criteria)
+        return self._sum(f"SELECT count(*), total(b.file_bytes) {_FROM} WHERE {where}", *values)
+
+    def expired_leaves(self, now_unix: float, limit: int) -> list[BlockRow]:
+        """Blocks without children that were not used for as long as they may be kept; pinned ones left out."""
+        rows = self._database.execute(
+            f"SELECT {_COLUMNS} {_FROM} WHERE b.children = 0 AND b.pins = 0 AND b.condemned = 0 AND b.expires_unix <= ?"
+            " ORDER BY b.expires_unix LIMIT ?",
+            (now_unix, limit),
         )
         return [_block_row(row) for row in rows]
 
@@ -216,13 +225,13 @@ class BlockIndex:
         return next((stray for stray in self._strays_where("path = ?", path)), None)
 
     def leaves(self) -> Iterator[Candidate]:
-        """For eviction. Do not change the index while iterating."""
+        """For eviction: pinned blocks are none, and so hold their parents. Do not change the index while iterating."""
         return map(
             _candidate,
             self._database.execute(
                 "SELECT b.id, p.id, b.children, b.file_bytes, b.last_used FROM blocks b"
                 " LEFT JOIN blocks p ON p.model = b.model AND p.key = b.parent"
-                " WHERE b.children = 0 ORDER BY b.last_used"
+                " WHERE b.children = 0 AND b.pins = 0 ORDER BY b.last_used"
             ),
         )
 
@@ -243,47 +252,29 @@ class BlockIndex:
 
     # --- changes ----------------------------------------------------------------------------------------------------
 
-    def insert(
-        self,
-        *,
-        fingerprint: str,
-        key: BlockKey,
-        parent: BlockKey,
-        grains: tuple[Grain, ...],
-        file_bytes: int,
-        checksum: bytes,
-        last_used: int | None = None,
-    ) -> int:
-        """Index a block whose file is in place; its id. Used now unless `last_used` says when. The key must be new."""
-        use = self.next_use() if last_used is None else last_used
-        with self._transaction():
-            model = self._models.get(fingerprint)
-            if model is None:
-                model = self._insert("INSERT INTO models (fingerprint) VALUES (?) RETURNING id", fingerprint)
-            block = self._insert(
-                "INSERT INTO blocks (model, key, parent, file_bytes, checksum, last_used, children, grains) VALUES"
-                " (?, ?, ?, ?, ?, ?, (SELECT count(*) FROM blocks WHERE model = ? AND parent = ?), ?) RETURNING id",
-                *(model, key, parent, file_bytes, checksum, use, model, key, join_digests(grains)),
-            )
-            self._database.execute(
-                "UPDATE blocks SET children = children + 1 WHERE model = ? AND key = ?", (model, parent)
-            )
-            self._database.executemany(
-                "INSERT OR IGNORE INTO grains (grain, block) VALUES (?, ?)", [(grain, block) for grain in grains]
-            )
-        self._models[fingerprint] = model
-        self.blocks += 1
-        self.block_bytes += file_bytes
-        return block
+    def insert(self, new: NewBlock) -> int:
+        """Index one block; its id. The key must be new."""
+        return self.insert_all([new])[0]
+
+    def insert_all(self, added: Sequence[NewBlock]) -> list[int]:
+        """Index blocks in one transaction; their ids. All or none; the keys must be new, and parents may come later."""
+        models = dict(self._models)
+        with transaction(self._database):
+            blocks = [self._insert_block(models, new) for new in added]
+        self._models = models
+        self.blocks += len(added)
+        self.block_bytes += sum(new.file_bytes for new in added)
+        return blocks
 
     def delete(self, rows: Sequence[BlockRow]) -> None:
         """Drop blocks whose files are gone."""
         if not rows:
             return
-        with self._transaction():
+        with transaction(self._database):
             for row in rows:
                 model = self._models[row.fingerprint]
                 self._database.execute("DELETE FROM blocks WHERE id = ?", (row.block,))
+                self._database.execute("DELETE FROM pinned_blocks WHERE block = ?", (row.block,))
                 self._database.execute(
                     "UPDATE blocks SET children = children - 1 WHERE model = ? AND key = ?", (model, row.parent)
                 )
@@ -293,21 +284,26 @@ class BlockIndex:
         self.blocks -= len(rows)
         self.block_bytes -= sum(row.file_bytes for row in rows)
 
-    def condemn(self, rows: Iterable[BlockRow]) -> None:
-        """Hide blocks that must stay on disk until their readers are done."""
-        with self._transaction():
-            self._database.executemany("UPDATE blocks SET condemned = 1 WHERE id = ?", [(row.block,) for row in rows])
+    def condemn(self, rows: Sequence[BlockRow]) -> None:
+        """Hide blocks that must stay on disk until their readers are done, and let go of their pins."""
+        blocks = [(row.block,) for row in rows]
+        with transaction(self._database):
+            self._database.executemany("UPDATE blocks SET condemned = 1, pins = 0 WHERE id = ?", blocks)
+            self._database.executemany("DELETE FROM pinned_blocks WHERE block = ?", blocks)
 
-    def touch(self, blocks: Iterable[int]) -> None:
+    def touch(self, blocks: Iterable[int], used_unix: float) -> None:
         """These blocks were used just now, all at the same moment."""
         use = self.next_use()
-        with self._transaction():
-            self._database.executemany("UPDATE blocks SET last_used = ? WHERE id = ?", [(use, b) for b in blocks])
+        with transaction(self._database):
+            self._database.executemany(
+                "UPDATE blocks SET last_used = ?, used_unix = ?, expires_unix = ? + ttl_seconds WHERE id = ?",
+                [(use, used_unix, used_unix, block) for block in blocks],
+            )
 
     def put_stray(self, stray: StrayRow) -> None:
         """Count a file that is no indexed block, or correct what is known of it."""
         self.drop_strays([stray.path])
-        with self._transaction():
+        with transaction(self._database):
             self._database.execute(
                 "INSERT INTO strays (path, kind, file_bytes, modified) VALUES (?, ?, ?, ?)",
                 (stray.path, stray.kind, stray.file_bytes, stray.modified),
@@ -317,7 +313,7 @@ class BlockIndex:
 
     def drop_strays(self, paths: Iterable[str]) -> None:
         """These files are gone, or are strays no longer."""
-        with self._transaction():
+        with transaction(self._database):
             gone: list[int] = []
             for path in paths:
                 gone += [
@@ -343,48 +339,54 @@ class BlockIndex:
             "the grains of a block that is gone remain": self._sum(
                 "SELECT count(*), 0 FROM grains WHERE block NOT IN (SELECT id FROM blocks)"
             )[0],
+            "a count of pins is wrong": self._sum(
+                "SELECT count(*), 0 FROM blocks b WHERE pins !="
+                " (SELECT count(*) FROM pinned_blocks p WHERE p.block = b.id)"
+            )[0],
+            "a pin of a block that is gone remains": self._sum(
+                "SELECT count(*), 0 FROM pinned_blocks WHERE block NOT IN (SELECT id FROM blocks)"
+            )[0],
         }
         return [fault for fault, found in checks.items() if found]
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _prepare(self) -> None:
-        execute = self._database.execute
-        for pragma in (
-            "auto_vacuum = FULL",  # deleted rows give their bytes back: they count towards the quota
-            "journal_mode = WAL",
-            "synchronous = NORMAL",
-            "checkpoint_fullfsync = 1",
-            "wal_autocheckpoint = 256",
-            "journal_size_limit = 1048576",
-            "cache_size = -32768",
-            "temp_store = MEMORY",
-            "busy_timeout = 2000",
-        ):
-            execute(f"PRAGMA {pragma}")
-        version: int = execute("PRAGMA user_version").fetchone()[0]
-        tables: int = execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if not tables:
-            self._database.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version = {_SCHEMA_VERSION};COMMIT;")
-        elif version != _SCHEMA_VERSION:
-            raise IndexUnusable(f"schema {version}, this mlxd uses {_SCHEMA_VERSION}")
+    def _matching(self, criteria: Criteria) -> tuple[str, tuple[object, ...]]:
+        tests = {
+            "m.fingerprint = ?": criteria.fingerprint,
+            "b.owner = ?": criteria.owner,
+            "b.used_unix <= ?": criteria.unused_since_unix,
+        }
+        given = {test: value for test, value in tests.items() if value is not None}
+        return " AND ".join(["b.condemned = 0", *given]), tuple(given.values())
 
-    @contextmanager
-    def _transaction(self) -> Generator[None]:
-        self._database.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._database.execute("COMMIT")
-        except BaseException:
-            if self._database.in_transaction:  # some errors have rolled back already
-                self._database.execute("ROLLBACK")
-            raise
+    def _insert_block(self, models: dict[str, int], new: NewBlock) -> int:
+        model = models.get(new.fingerprint)
+        if model is None:
+            model = self._insert("INSERT INTO models (fingerprint) VALUES (?) RETURNING id", new.fingerprint)
+            models[new.fingerprint] = model
+        use = self.next_use() if new.last_used is None else new.last_used
+        expires_unix = None if new.ttl_seconds is None else new.used_unix + new.ttl_seconds
+        block = self._insert(
+            "INSERT INTO blocks (model, key, parent, file_bytes, checksum, last_used, owner, used_unix, ttl_seconds,"
+            " expires_unix, grains, children) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,"
+            " (SELECT count(*) FROM blocks WHERE model = ? AND parent = ?)) RETURNING id",
+            *(model, new.key, new.parent, new.file_bytes, new.checksum, use, new.owner, new.used_unix, new.ttl_seconds),
+            *(expires_unix, join_digests(new.grains), model, new.key),
+        )
+        self._database.execute(
+            "UPDATE blocks SET children = children + 1 WHERE model = ? AND key = ?", (model, new.parent)
+        )
+        self._database.executemany(
+            "INSERT OR IGNORE INTO grains (grain, block) VALUES (?, ?)", [(grain, block) for grain in new.grains]
+        )
+        return block
 
     def _insert(self, sql: str, *values: object) -> int:
         return int(self._database.execute(sql, values).fetchone()[0])
 
-    def _sum(self, sql: str) -> tuple[int, int]:
-        count, total = self._database.execute(sql).fetchone()
+    def _sum(self, sql: str, *values: object) -> tuple[int, int]:
+        count, total = self._database.execute(sql, values).fetchone()
         return int(count), int(total)
 
     def _one(self, sql: str, *values: object) -> BlockRow | None:
@@ -410,13 +412,20 @@ class BlockIndex:
 
     def _deepest_part(self, model: int, parent: BlockKey, slot: Sequence[Grain]) -> Match | None:
         """The block that shares most grains with this slot; of two, one that ends there, since it serves whole."""
-        if not slot or self._block_with(model, parent, slot[0]) is None:  # a shared grain implies all before it
-            return None
-        for count in range(len(slot), 0, -1):
+        shared = 0
+        shares_most: BlockRow | None = None
+        too_many = len(slot) + 1
+        count = (
+            1  # the first alone, since most walks end there; then by halves, since a shared grain implies those before
+        )
+        while shared + 1 < too_many:
             row = self._block_with(model, parent, slot[count - 1])
-            if row is not None:
-                return Match(row=row, grains=count)
-        return None
+            if row is None:
+                too_many = count
+            else:
+                shared, shares_most = count, row
+            count = (shared + too_many) // 2
+        return None if shares_most is None else Match(row=shares_most, grains=shared)
 
     def _block_with(self, model: int, parent: BlockKey, grain: Grain) -> BlockRow | None:
         return self._one(
@@ -433,11 +442,11 @@ class BlockIndex:
         )
 
 
-_Values = tuple[int, str, bytes, bytes, bytes, int, bytes, int, int, int]
+_Values = tuple[int, str, bytes, bytes, bytes, int, bytes, int, int, int, str, int]
 
 
 def _block_row(values: _Values) -> BlockRow:
-    block, fingerprint, key, parent, digests, file_bytes, checksum, last_used, children, condemned = values
+    block, fingerprint, key, parent, digests, file_bytes, checksum, last_used, children, condemned, owner, pins = values
     return BlockRow(
         block=block,
         fingerprint=fingerprint,
@@ -449,6 +458,8 @@ def _block_row(values: _Values) -> BlockRow:
         last_used=last_used,
         children=children,
         condemned=condemned,
+        owner=owner,
+        pins=pins,
     )
 
 

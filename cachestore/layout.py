@@ -4,6 +4,7 @@
     <directory>/<fingerprint>/staging/<random>.tmp.safetensors      a block being written, swept at start
     <directory>/quarantine/<anything>                               damaged files, only the newest few
     <directory>/index.sqlite3 (-wal, -shm), <directory>/lock        the store's own
+    <directory>/audit.log, <directory>/audit.log.1                  a line for every purge
 
 The checksum (xxh3-128 of the whole file) stands in the name, so the files alone can rebuild the index, and two files
 swapped for one another do not match their names. All names are lower case: macOS volumes do not tell cases apart.
@@ -23,7 +24,11 @@ QUARANTINE_DIRECTORY = "quarantine"
 STAGING_DIRECTORY = "staging"
 INDEX_NAME = "index.sqlite3"
 LOCK_NAME = "lock"
-OWN_NAMES = (INDEX_NAME, INDEX_NAME + "-wal", INDEX_NAME + "-shm", INDEX_NAME + "-journal", LOCK_NAME)
+AUDIT_NAME = "audit.log"
+OLD_AUDIT_NAME = "audit.log.1"
+INDEX_NAMES = (INDEX_NAME, INDEX_NAME + "-wal", INDEX_NAME + "-shm", INDEX_NAME + "-journal")
+"""What SQLite makes of the index; all of it can be rebuilt."""
+OWN_NAMES = (*INDEX_NAMES, LOCK_NAME, AUDIT_NAME, OLD_AUDIT_NAME)
 """Files at the top of the directory that the store writes for itself; they count towards the quota."""
 
 BLOCK_SUFFIX = ".safetensors"

@@ -35,6 +35,8 @@ class StageLease(Struct, frozen=True, kw_only=True):
     path: str
     reserved_bytes: int
     expires_at: float
+    owner: str = ""
+    ttl_seconds: float | None = None
 
 
 Lease = ReadLease | StageLease
@@ -78,7 +80,16 @@ class Pins:
         return lease
 
     def lease_stage(
-        self, peer: bytes, *, fingerprint: str, key: BlockKey, path: str, reserved_bytes: int, now: float
+        self,
+        peer: bytes,
+        *,
+        fingerprint: str,
+        key: BlockKey,
+        path: str,
+        reserved_bytes: int,
+        now: float,
+        owner: str = "",
+        ttl_seconds: float | None = None,
     ) -> LeaseId:
         """Reserve bytes for a file that a peer will write."""
         lease = self._new_id()
@@ -91,6 +102,8 @@ class Pins:
             path=path,
             reserved_bytes=reserved_bytes,
             expires_at=now + STAGE_LEASE_SECONDS,
+            owner=owner,
+            ttl_seconds=ttl_seconds,
         )
         return lease
 

@@ -6,27 +6,30 @@ by their header, rows without a file are dropped, everything else in the directo
 
 import os
 import stat
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import structlog
 
 from cachestore import disk
-from cachestore.index import StrayKind, StrayRow
+from cachestore.index import NewBlock, StrayKind, StrayRow
 from cachestore.layout import (
     OWN_NAMES,
     PREFIXES,
     QUARANTINE_DIRECTORY,
     STAGING_DIRECTORY,
     BadBlock,
+    block_path,
     is_fingerprint,
     parse_block_name,
     stray_kind,
 )
 from cachestore.reasons import is_unreadable
 from cachestore.store import Store
+from protocol.ids import BlockKey
 
 _FILES_PER_STEP = 32
+_ADOPTED_PER_STEP = 16  # each costs a read of its header; all are indexed in one transaction
 
 _log = structlog.get_logger("cachestore")
 
@@ -44,6 +47,7 @@ def reconcile(store: Store) -> Generator[None]:
         for number, prefix in enumerate(PREFIXES):
             directory = store.directory / fingerprint / prefix
             rows = store.index.rows_in(fingerprint, number)
+            unknown: list[Path] = []
             for count, entry in enumerate(disk.list_directory(directory)):
                 if entry.name in rows:
                     _check_size(store, entry, *rows.pop(entry.name))
@@ -52,11 +56,13 @@ def reconcile(store: Store) -> Generator[None]:
                         yield from _count_below(store, Path(entry.path))
                     else:
                         store.quarantine_impostor(Path(entry.path))
-                elif _adopt(store, fingerprint, Path(entry.path)):
-                    adopted += 1
-                    yield
+                else:
+                    unknown.append(Path(entry.path))
                 if count % _FILES_PER_STEP == 0:
                     yield
+            for start in range(0, len(unknown), _ADOPTED_PER_STEP):
+                adopted += _adopt(store, fingerprint, unknown[start : start + _ADOPTED_PER_STEP])
+                yield
             for block, _ in rows.values():  # these had no file when the directory was read
                 dropped += _drop_if_gone(store, block)
                 yield
@@ -86,38 +92,56 @@ def _check_size(store: Store, entry: os.DirEntry[str], block: int, file_bytes: i
         store.quarantine(row, "its size is not what it was")
 
 
-def _adopt(store: Store, fingerprint: str, path: Path) -> bool:
-    """Index a block that is not in the index; count anything else as a stray."""
+def _adopt(store: Store, fingerprint: str, paths: Sequence[Path]) -> int:
+    """Index the blocks among these files that are not in the index, all at once; count anything else as strays."""
+    found: dict[BlockKey, NewBlock] = {}
+    for path in paths:
+        new = _unknown_block(store, fingerprint, path)
+        if new is None:
+            continue
+        if new.key in found:
+            _count(store, path, stray_kind(path.name))  # a second copy
+        else:
+            found[new.key] = new
+    if found:
+        names = (block_path(fingerprint, new.key, new.checksum) for new in found.values())
+        store.index.drop_strays(names)
+        store.index.insert_all(list(found.values()))
+    return len(found)
+
+
+def _unknown_block(store: Store, fingerprint: str, path: Path) -> NewBlock | None:
     name = parse_block_name(path.name)
     try:
         if name is None:
             raise BadBlock("its name is not a block's")
         known = store.index.find(fingerprint, name[0])
         if known is not None and known.checksum == name[1]:
-            return False  # published since the directory was read
+            return None  # published since the directory was read
         if known is not None:
             raise BadBlock("a second copy")
         metadata, identity = disk.read_metadata(path)
         if metadata.key != name[0] or metadata.fingerprint != fingerprint:
             raise BadBlock("its header does not match its name")
     except FileNotFoundError:
-        return False  # evicted since the directory was read
+        return None  # evicted since the directory was read
     except (BadBlock, OSError) as why:
         if isinstance(why, OSError) and not is_unreadable(why):
             raise
         _count(store, path, stray_kind(path.name))
-        return False
-    store.index.drop_strays([str(path.relative_to(store.directory))])
-    store.index.insert(
+        return None
+    return NewBlock(
         fingerprint=fingerprint,
         key=metadata.key,
         parent=metadata.parent,
         grains=metadata.grains,
         file_bytes=identity.file_bytes,
         checksum=name[1],
+        owner=metadata.owner,
+        ttl_seconds=metadata.ttl_seconds,
+        used_unix=identity.modified_nanoseconds / 1e9,
         last_used=identity.modified_nanoseconds // 1000,
     )
-    return True
 
 
 def _drop_if_gone(store: Store, block: int) -> int:

@@ -3,20 +3,25 @@
 Trouble with the disk is an answer (a miss, a decline), told once in the log and tried again later; the daemon lives on.
 """
 
+import math
 import sqlite3
-from collections.abc import Generator, Iterable
+import time
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Literal, assert_never
 
 import structlog
 
 from cachestore import disk
-from cachestore.index import IndexUnusable
+from cachestore.audit import PurgeCriteria
+from cachestore.database import IndexUnusable
 from cachestore.layout import GRAINS_PER_BLOCK, is_digest, is_fingerprint
+from cachestore.pinned_sets import MAX_PINNED_KEYS
 from cachestore.pins import Lease, Pins, ReadLease, StageLease
 from cachestore.reasons import is_damaged, loses_index, trouble_of
 from cachestore.reconcile import reconcile
 from cachestore.store import NotStored, Store
+from cachestore.write_budget import utc_day, write_permission, write_state
 from protocol.blocks import (
     BlockReply,
     BlockRequest,
@@ -33,6 +38,7 @@ from protocol.blocks import (
     LeasedBlock,
     Lookup,
     PinBlocks,
+    Pinned,
     Publish,
     Published,
     Release,
@@ -40,6 +46,7 @@ from protocol.blocks import (
     Stage,
     Staged,
     UnpinBlocks,
+    Unpinned,
 )
 from protocol.failures import Failure, FailureKind
 from protocol.ids import LeaseId
@@ -51,7 +58,8 @@ NO_LEASE = LeaseId(0)
 """In the answer to a Fetch that found nothing. Releasing it is allowed and does nothing."""
 
 _OPENING_STEPS = 2000  # of reconciling, before the first request: enough for a small or an unchanged directory
-_IDLE_STEPS = 16
+_IDLE_STEPS = 4
+_MAX_NAME_LETTERS = 200
 
 _log = structlog.get_logger("cachestore")
 
@@ -59,10 +67,14 @@ _log = structlog.get_logger("cachestore")
 class Service:
     """All the state there is, owned by one thread. `now` counts seconds and never goes back.
 
-    `first_number` must be larger in every run: lease ids and uses count up from it.
+    `first_number` must be larger in every run: lease ids and uses count up from it. `unix_clock` is for what outlives
+    a run: expiry, the day of a write, the audit line.
     """
 
-    def __init__(self, settings: CachestoreLaunch, *, first_number: int) -> None:
+    def __init__(
+        self, settings: CachestoreLaunch, *, first_number: int, unix_clock: Callable[[], float] = time.time
+    ) -> None:
+        self._unix_clock = unix_clock
         self._settings = settings
         self._first_number = first_number
         self._pins = Pins(first_number)
@@ -73,7 +85,9 @@ class Service:
         self._published = 0
         self._written_bytes = 0
         self._evicted = 0
+        self._expired = 0
         self._quarantined = 0
+        self._written_before = (0, 0)  # the day, and its bytes, of a directory that was lost
 
     @property
     def store(self) -> Store | None:
@@ -86,7 +100,7 @@ class Service:
         self._pins = Pins(self._first_number + (1 << 32))  # leases of a directory that was lost name nothing
         self._first_number += 1 << 32
         try:
-            self._store = Store(
+            store = Store(
                 Path(self._settings.directory),
                 quota_bytes=self._settings.quota_bytes,
                 free_floor_bytes=self._settings.free_floor_bytes,
@@ -96,10 +110,18 @@ class Service:
         except (OSError, sqlite3.Error, IndexUnusable) as why:
             self._tell_once("unavailable", now, why=_in_words(why), then="misses are served and it is tried again")
             return
+        self._store = store
+        try:
+            store.ledger.at_least(*self._written_before)
+            self._note_written(store, store.swept_bytes, now)
+        except sqlite3.Error as why:
+            self._in_trouble(store, why, now)
+            if self._store is not store:
+                return
         self._told.clear()
-        _log.info("opened", blocks=self._store.index.blocks, usage_bytes=self._store.usage_bytes)
-        self._reconciling = reconcile(self._store)
-        self._reconcile_some(self._store, _OPENING_STEPS, now)
+        _log.info("opened", blocks=store.index.blocks, usage_bytes=store.usage_bytes)
+        self._reconciling = reconcile(store)
+        self._reconcile_some(store, _OPENING_STEPS, now)
 
     def close(self) -> None:
         """Close the directory; files still being written are swept at the next start."""
@@ -120,16 +142,17 @@ class Service:
                 case Stage():
                     return self._stage(store, peer, request, now)
                 case Publish():
-                    return self._publish(store, peer, request)
+                    return self._publish(store, peer, request, now)
                 case Release():
-                    self._end(store, [self._pins.release(peer, request.lease)])
+                    self._end(store, [self._pins.release(peer, request.lease)], now)
                     return Released(call_id=request.call_id)
                 case Forget():
-                    blocks, file_bytes = store.forget(request.fingerprint)
-                    _log.info("forgotten", fingerprint=request.fingerprint, blocks=blocks, file_bytes=file_bytes)
-                    return Forgotten(call_id=request.call_id, blocks=blocks, file_bytes=file_bytes)
-                case PinBlocks() | UnpinBlocks():
-                    return Declined(call_id=request.call_id, reason="invalid")
+                    return self._forget(store, request)
+                case PinBlocks():
+                    return self._pin(store, request)
+                case UnpinBlocks():
+                    blocks = store.pinned_sets.unpin(request.owner, request.name)
+                    return Unpinned(call_id=request.call_id, blocks=blocks)
                 case Describe():
                     return self._describe(store, request)
                 case _:
@@ -148,20 +171,22 @@ class Service:
             ended = self._pins.expire(now)
             if ended:
                 _log.warning("leases_ran_out", leases=len(ended))
-                self._end(store, ended)
+                self._end(store, ended, now)
+            expired = store.expire(self._unix_clock())
         except (OSError, sqlite3.Error) as why:
             self._in_trouble(store, why, now)
             return "quiet"
         if self._reconciling is None and store.reconcile_wanted:
             self._reconciling = reconcile(store)
-        return self._reconcile_some(store, _IDLE_STEPS, now)
+        reconciling = self._reconcile_some(store, _IDLE_STEPS, now)
+        return "busy" if expired else reconciling
 
     def drop_peer(self, peer: bytes, now: float) -> None:
         """A peer is gone: end its leases."""
         if self._store is None:
             return
         try:
-            self._end(self._store, self._pins.release_peer(peer))
+            self._end(self._store, self._pins.release_peer(peer), now)
         except (OSError, sqlite3.Error) as why:
             self._in_trouble(self._store, why, now)
 
@@ -169,7 +194,9 @@ class Service:
 
     def _lookup(self, store: Store, request: Lookup) -> Found:
         matches = store.index.walk(request.fingerprint, request.grains, request.skip_blocks)
-        blocks = tuple(FoundBlock(key=match.row.key, grains=match.grains) for match in matches)
+        blocks = tuple(
+            FoundBlock(key=match.row.key, grains=match.grains, file_bytes=match.row.file_bytes) for match in matches
+        )
         return Found(call_id=request.call_id, blocks=blocks)
 
     def _fetch(self, store: Store, peer: bytes, request: Fetch, now: float) -> Leased:
@@ -203,11 +230,13 @@ class Service:
             path=path,
             reserved_bytes=request.file_bytes,
             now=now,
+            owner=request.owner,
+            ttl_seconds=request.ttl_seconds,
         )
         return Staged(call_id=request.call_id, lease=lease, path=path)
 
     def _why_not_stage(self, store: Store, request: Stage) -> str | None:
-        if not is_fingerprint(request.fingerprint) or not is_digest(request.key) or request.file_bytes <= 0:
+        if not _is_stage(request):
             return "invalid"
         if not store.is_reconciled:
             return "reconciling"  # until every file is counted, no write can be known to keep the quota
@@ -215,32 +244,63 @@ class Service:
             return "busy"
         if store.index.find(request.fingerprint, request.key) is not None:
             return "present"
+        written_bytes = store.ledger.written_bytes(utc_day(self._unix_clock()))
+        permission = write_permission(written_bytes, self._pins.reserved_bytes, self._settings.daily_write_bytes)
+        if permission != "allowed":
+            return permission
         if not store.has_free_space(request.file_bytes):
             return "no_space"
         if not store.make_room(request.file_bytes):
             return "quota"
         return None
 
-    def _publish(self, store: Store, peer: bytes, request: Publish) -> Published | Declined:
+    def _publish(self, store: Store, peer: bytes, request: Publish, now: float) -> Published | Declined:
         stage = self._pins.stage(peer, request.lease)
         if stage is None:
             return Declined(call_id=request.call_id, reason="lease")
         try:
             if not _is_block(request, stage):
                 raise NotStored("invalid")
-            row = store.publish(stage, request.parent, request.grains)
+            row = store.publish(stage, request.parent, request.grains, self._unix_clock())
         except NotStored as why:
             return Declined(call_id=request.call_id, reason=why.reason)
         finally:
-            self._end(store, [self._pins.release(peer, request.lease)])
+            self._end(store, [self._pins.release(peer, request.lease)], now)
         self._published += 1
         self._written_bytes += row.file_bytes
+        self._note_written(store, row.file_bytes, now)
         if request.supersedes is not None:
             store.supersede(row, request.supersedes)
         store.make_room(0)
         return Published(call_id=request.call_id, file_bytes=row.file_bytes)
 
+    def _forget(self, store: Store, request: Forget) -> Forgotten:
+        criteria = PurgeCriteria(
+            fingerprint=request.fingerprint, owner=request.owner, unused_for_seconds=request.unused_for_seconds
+        )
+        blocks, file_bytes = store.forget(criteria, asked_by=request.asked_by, now_unix=self._unix_clock())
+        store.make_room(0)  # the audit line counts too
+        _log.info("forgotten", criteria=str(criteria), blocks=blocks, file_bytes=file_bytes)
+        return Forgotten(call_id=request.call_id, blocks=blocks, file_bytes=file_bytes)
+
+    def _pin(self, store: Store, request: PinBlocks) -> Pinned | Declined:
+        if not _is_pin(request):
+            return Declined(call_id=request.call_id, reason="invalid")
+        if not store.pinned_sets.has_room_for(request.owner, request.name):
+            return Declined(call_id=request.call_id, reason="busy")
+        expires_unix = None if request.ttl_seconds is None else self._unix_clock() + request.ttl_seconds
+        blocks = store.pinned_sets.pin(
+            fingerprint=request.fingerprint,
+            keys=request.keys,
+            owner=request.owner,
+            name=request.name,
+            expires_unix=expires_unix,
+        )
+        return Pinned(call_id=request.call_id, blocks=blocks)
+
     def _describe(self, store: Store, request: Describe) -> Described:
+        written_today_bytes = store.ledger.written_bytes(utc_day(self._unix_clock()))
+        daily_write_bytes = self._settings.daily_write_bytes
         return Described(
             call_id=request.call_id,
             blocks=store.index.blocks,
@@ -251,17 +311,24 @@ class Service:
             written_bytes=self._written_bytes,
             evicted=self._evicted + store.evicted,
             quarantined=self._quarantined + store.quarantined,
+            written_today_bytes=written_today_bytes,
+            daily_write_bytes=daily_write_bytes,
+            write_state=write_state(written_today_bytes, daily_write_bytes),
+            expired=self._expired + store.expired,
+            pins=store.pinned_sets.books(),
         )
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _end(self, store: Store, ended: Iterable[Lease | None]) -> None:
+    def _end(self, store: Store, ended: Iterable[Lease | None], now: float) -> None:
         for lease in ended:
             match lease:
                 case ReadLease():
                     store.given_back(lease.blocks)
                 case StageLease():
+                    wasted_bytes = disk.tree_bytes(Path(lease.path))
                     disk.remove_file(Path(lease.path))  # gone already when it was published
+                    self._note_written(store, wasted_bytes, now)
                 case None:
                     pass
                 case _:
@@ -269,11 +336,21 @@ class Service:
 
     def _touch(self, store: Store, blocks: list[int], now: float) -> None:
         try:
-            store.index.touch(blocks)
+            store.index.touch(blocks, self._unix_clock())
         except sqlite3.Error as why:
             if loses_index(why):
                 raise
             self._tell_once("no_space", now, why=_in_words(why), then="hits are served, writes are declined")
+
+    def _note_written(self, store: Store, written_bytes: int, now: float) -> None:
+        if not written_bytes:
+            return
+        try:
+            store.ledger.add(utc_day(self._unix_clock()), written_bytes)
+        except sqlite3.Error as why:
+            if loses_index(why):
+                raise
+            self._tell_once("no_space", now, why=_in_words(why), then="what was written today is counted in memory")
 
     def _reconcile_some(self, store: Store, steps: int, now: float) -> Literal["busy", "quiet"]:
         if self._reconciling is None:
@@ -307,7 +384,10 @@ class Service:
         self._store = None
         self._reconciling = None
         self._evicted += store.evicted
+        self._expired += store.expired
         self._quarantined += store.quarantined
+        today = utc_day(self._unix_clock())
+        self._written_before = (today, store.ledger.written_bytes(today))
         try:
             store.close()
         except sqlite3.Error as why:
@@ -348,6 +428,30 @@ def _is_block(request: Publish, stage: StageLease) -> bool:
         and (not request.parent or is_digest(request.parent))
         and request.parent not in request.grains
     )
+
+
+def _is_stage(request: Stage) -> bool:
+    return (
+        is_fingerprint(request.fingerprint)
+        and is_digest(request.key)
+        and request.file_bytes > 0
+        and len(request.owner) <= _MAX_NAME_LETTERS
+        and _is_ttl(request.ttl_seconds)
+    )
+
+
+def _is_pin(request: PinBlocks) -> bool:
+    return (
+        all(is_digest(key) for key in request.keys)
+        and len(request.keys) <= MAX_PINNED_KEYS
+        and 1 <= len(request.name) <= _MAX_NAME_LETTERS
+        and len(request.owner) <= _MAX_NAME_LETTERS
+        and _is_ttl(request.ttl_seconds)
+    )
+
+
+def _is_ttl(ttl_seconds: float | None) -> bool:
+    return ttl_seconds is None or 0 < ttl_seconds < math.inf
 
 
 def _in_words(why: OSError | sqlite3.Error | IndexUnusable) -> str:

@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Literal
 
 import structlog
+from msgspec.structs import replace
 
-from cachestore import disk
+from cachestore import audit, disk
+from cachestore.database import IndexUnusable
 from cachestore.eviction import Candidate, plan_eviction
-from cachestore.index import BlockIndex, BlockRow, IndexUnusable, Match, StrayRow
+from cachestore.index import EVERY_BLOCK, BlockIndex, BlockRow, Criteria, Match, NewBlock, StrayRow
 from cachestore.layout import (
     INDEX_NAME,
+    INDEX_NAMES,
     LOCK_NAME,
     OWN_NAMES,
-    PREFIXES,
     QUARANTINE_DIRECTORY,
     STAGED_SUFFIX,
     STAGING_DIRECTORY,
@@ -30,8 +32,10 @@ from cachestore.layout import (
     is_fingerprint,
     staging_directory,
 )
+from cachestore.pinned_sets import PinnedSets
 from cachestore.pins import Pins, StageLease
 from cachestore.reasons import is_damaged, is_unreadable
+from cachestore.write_ledger import WriteLedger
 from protocol.block_file import BlockMetadata
 from protocol.ids import BlockKey, Grain
 
@@ -48,6 +52,7 @@ NEWEST_BLOCK = 1 << 62
 """Above every block id: where a walk from the newest block starts."""
 
 _FORGET_ROWS = 1000
+_EXPIRED_ROWS = 32
 
 Verdict = Literal["sound", "integrity", "missing"]
 
@@ -76,6 +81,7 @@ class Store:
         self.is_reconciled = False
         self.reconcile_wanted = True
         self.evicted = 0
+        self.expired = 0
         self.quarantined = 0
         self._pins = pins
         self._verified: dict[int, disk.FileIdentity] = {}
@@ -84,11 +90,21 @@ class Store:
         self._lock = disk.hold_lock(directory / LOCK_NAME)
         try:
             disk.make_directory(directory / QUARANTINE_DIRECTORY)
-            self._sweep_staging()
+            self.swept_bytes = self._sweep_staging()
             self.index = self._open_index(first_use)
             try:
+                self.pinned_sets = PinnedSets(self.index.database)
+                self.ledger = WriteLedger(self.index.database)
                 self._remove(self.index.condemned())
-                self.make_room(0)
+                if not self.make_room(0):
+                    _log.warning(
+                        "over_quota",
+                        usage_bytes=self.usage_bytes,
+                        quota_bytes=quota_bytes,
+                        pinned_bytes=self.pinned_sets.held_bytes(),
+                        then="nothing is written until there is room: unpin blocks, raise the quota in mlxd.toml, or "
+                        "move other files out of the cache directory",
+                    )
             except BaseException as why:
                 self.index.close()
                 if isinstance(why, sqlite3.Error) and is_damaged(why):
@@ -182,10 +198,12 @@ class Store:
             if not is_unreadable(why):
                 raise
             return self._lose(row, "integrity", f"it cannot be read ({why.strerror})")
-        expected = BlockMetadata(fingerprint=row.fingerprint, key=row.key, parent=row.parent, grains=row.grains)
+        expected = BlockMetadata(
+            fingerprint=row.fingerprint, key=row.key, parent=row.parent, grains=row.grains, owner=row.owner
+        )
         if inspected.checksum != row.checksum:
             return self._lose(row, "integrity", "its bytes do not match its checksum")
-        if inspected.metadata != expected or inspected.identity.file_bytes != row.file_bytes:
+        if _without_ttl(inspected.metadata) != expected or inspected.identity.file_bytes != row.file_bytes:
             return self._lose(row, "integrity", "its header does not match the index")
         self._verified[row.block] = inspected.identity
         return "sound"
@@ -210,11 +228,13 @@ class Store:
         disk.create_private_file(path)
         return path
 
-    def publish(self, stage: StageLease, parent: BlockKey, grains: tuple[Grain, ...]) -> BlockRow:
+    def publish(self, stage: StageLease, parent: BlockKey, grains: tuple[Grain, ...], now_unix: float) -> BlockRow:
         """Turn a finished staged file into an indexed block. Raises NotStored; the staged file is then the caller's."""
         if self.index.find(stage.fingerprint, stage.key) is not None:
             raise NotStored("present")
-        expected = BlockMetadata(fingerprint=stage.fingerprint, key=stage.key, parent=parent, grains=grains)
+        expected = BlockMetadata(
+            fingerprint=stage.fingerprint, key=stage.key, parent=parent, grains=grains, owner=stage.owner
+        )
         staged = Path(stage.path)
         try:
             sealed = disk.seal(staged)
@@ -223,7 +243,7 @@ class Store:
             _log.warning("staged_block_refused", key=stage.key.hex(), why=reason)
             raise NotStored("integrity") from None
         file_bytes = sealed.identity.file_bytes
-        if sealed.metadata != expected:
+        if _without_ttl(sealed.metadata) != expected:
             _log.warning("staged_block_refused", key=stage.key.hex(), why="its header is not what was announced")
             raise NotStored("integrity")
         if file_bytes > stage.reserved_bytes + STAGED_SLACK_BYTES:
@@ -235,12 +255,17 @@ class Store:
         try:
             self.index.drop_strays([str(path.relative_to(self.directory))])
             block = self.index.insert(
-                fingerprint=stage.fingerprint,
-                key=stage.key,
-                parent=parent,
-                grains=grains,
-                file_bytes=file_bytes,
-                checksum=sealed.checksum,
+                NewBlock(
+                    fingerprint=stage.fingerprint,
+                    key=stage.key,
+                    parent=parent,
+                    grains=grains,
+                    file_bytes=file_bytes,
+                    checksum=sealed.checksum,
+                    owner=stage.owner,
+                    ttl_seconds=stage.ttl_seconds,
+                    used_unix=now_unix,
+                )
             )
         except BaseException:
             disk.remove_file(path)  # a file that is not in the books must not stay
@@ -252,9 +277,12 @@ class Store:
         return row
 
     def supersede(self, new: BlockRow, old_key: BlockKey) -> None:
-        """Drop a shorter tail that a new block contains. One that it does not contain, or has children, stays."""
+        """Drop a shorter tail that a new block contains. One that it does not contain, or has children, stays.
+
+        So does a pinned one: a model whose state cannot be cut is served by it alone.
+        """
         old = self.index.find(new.fingerprint, old_key)
-        if old is None or old.block == new.block or old.condemned:
+        if old is None or old.block == new.block or old.condemned or old.pins:
             return
         if old.parent != new.parent or old.key not in new.grains or old.children:
             _log.warning("not_superseded", key=old_key.hex(), why="the new block does not contain it")
@@ -277,11 +305,44 @@ class Store:
         self._remove([row for block in done if (row := self.index.row(block)) is not None])
         self._condemned.difference_update(done)
 
-    def forget(self, fingerprint: str | None) -> tuple[int, int]:
-        """Delete all blocks of a model, or of all, and what lies in quarantine. How many blocks, and their bytes."""
+    def expire(self, now_unix: float) -> int:
+        """Drop some blocks that lay unused for as long as they may, children before parents. How many."""
+        self.pinned_sets.expire(now_unix)
+        rows = self.index.expired_leaves(now_unix, _EXPIRED_ROWS)
+        self.drop(rows)
+        self.expired += len(rows)
+        return len(rows)
+
+    def forget(self, criteria: audit.PurgeCriteria, *, asked_by: str, now_unix: float) -> tuple[int, int]:
+        """Delete all blocks that match, and what lies in quarantine. How many blocks, and their bytes.
+
+        The audit line comes first, so that no purge is without one; only a disk that refuses it makes it wait.
+        """
+        fingerprint, unused_for_seconds = criteria.fingerprint, criteria.unused_for_seconds
+        unused_since_unix = None if unused_for_seconds is None else now_unix - unused_for_seconds
+        wanted = Criteria(fingerprint=fingerprint, owner=criteria.owner, unused_since_unix=unused_since_unix)
+        blocks, file_bytes = self.index.totals_of(wanted)
+        line = audit.PurgeLine(
+            unix=now_unix,
+            asked_by=asked_by[: audit.MAX_ASKED_BY_LETTERS],
+            criteria=criteria,
+            blocks=blocks,
+            file_bytes=file_bytes,
+        )
+        try:
+            audit.append(self.directory, line)
+        except OSError:
+            forgotten = self._forget(wanted)  # a full disk, most likely: now there is room for it
+            audit.append(self.directory, line)
+            return forgotten
+        return self._forget(wanted)
+
+    def _forget(self, criteria: Criteria) -> tuple[int, int]:
+        fingerprint = criteria.fingerprint
+        since_unix = criteria.unused_since_unix
         blocks = forgotten_bytes = 0
         before = NEWEST_BLOCK
-        while rows := self.index.rows_of(fingerprint, before, _FORGET_ROWS):
+        while rows := self.index.rows_of(criteria, before, _FORGET_ROWS):
             self.drop(rows)
             blocks += len(rows)
             forgotten_bytes += sum(row.file_bytes for row in rows)
@@ -290,13 +351,16 @@ class Store:
             stray
             for stray in self.index.stray_rows()
             if stray.kind == "quarantine"  # its files may be of any model
-            or (stray.kind == "foreign" and (fingerprint is None or stray.path.startswith(f"{fingerprint}/")))
+            or (
+                stray.kind == "foreign"  # its owner cannot be read
+                and (fingerprint is None or stray.path.startswith(f"{fingerprint}/"))
+                and (since_unix is None or stray.modified <= since_unix * 1_000_000)
+            )
         )
         for name in self.index.fingerprints() if fingerprint is None else [fingerprint]:
             if is_fingerprint(name):
-                for prefix in PREFIXES:
-                    disk.remove_if_empty(self.directory / name / prefix)
-                disk.remove_if_empty(self.directory / staging_directory(name))
+                for entry in disk.list_directory(self.directory / name):
+                    disk.remove_if_empty(Path(entry.path))
                 disk.remove_if_empty(self.directory / name)
         return blocks, forgotten_bytes
 
@@ -305,7 +369,7 @@ class Store:
     def faults(self) -> list[str]:
         """Where books, index and files disagree; empty when all is well. Exact only once reconciled. For tests."""
         counted = {stray.path: stray.file_bytes for stray in self.index.stray_rows()}
-        for row in self.index.rows_of(None, NEWEST_BLOCK, self.index.blocks) + self.index.condemned():
+        for row in self.index.rows_of(EVERY_BLOCK, NEWEST_BLOCK, self.index.blocks) + self.index.condemned():
             counted[str(self.path_of(row).relative_to(self.directory))] = row.file_bytes
         found = {
             path: disk.tree_bytes(self.directory / path)
@@ -332,16 +396,23 @@ class Store:
         try:
             return BlockIndex(path, first_use)
         except IndexUnusable as why:
-            _log.warning("index_unusable", why=str(why), then="it is rebuilt from the block files")
+            _log.warning(
+                "index_unusable",
+                why=str(why),
+                then="it is rebuilt from the block files; pins and today's written bytes are lost",
+            )
             delete_index(self.directory)
             disk.create_private_file(path)
             return BlockIndex(path, first_use)
 
-    def _sweep_staging(self) -> None:
+    def _sweep_staging(self) -> int:
+        swept_bytes = 0
         for model in disk.list_directory(self.directory):
             if is_fingerprint(model.name) and model.is_dir(follow_symlinks=False):
                 for entry in disk.list_directory(self.directory / staging_directory(model.name)):
+                    swept_bytes += disk.tree_bytes(Path(entry.path))
                     disk.remove_tree(Path(entry.path))
+        return swept_bytes
 
     def _lose(self, row: BlockRow, verdict: Literal["integrity", "missing"], why: str) -> Verdict:
         below = self.index.descendants(row)
@@ -404,6 +475,10 @@ class Store:
 
 def delete_index(directory: Path) -> None:
     """Delete a damaged index. Only while it is closed."""
-    for name in OWN_NAMES:
-        if name != LOCK_NAME:
-            disk.remove_file(directory / name)
+    for name in INDEX_NAMES:
+        disk.remove_file(directory / name)
+
+
+def _without_ttl(metadata: BlockMetadata) -> BlockMetadata:
+    """A worker may leave the time to the index: it is no part of who a block is."""
+    return replace(metadata, ttl_seconds=None)

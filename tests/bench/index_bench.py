@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cachestore.eviction import plan_eviction
-from cachestore.index import BlockIndex
+from cachestore.index import BlockIndex, NewBlock
 from protocol.ids import BlockKey, Grain
 from tests.cachestore.block_files import chain, slot
 
@@ -45,7 +45,7 @@ def main(blocks: int) -> None:
         _measure("lookup part", [lambda grains=grains: index.walk("f", grains, 0) for grains in parted])
         _measure("plan eviction", [lambda: plan_eviction(10 * FILE_BYTES, index, lambda _: False)] * 200)
         rows = [index.walk("f", grains, 0)[-1].row for grains in drawn[:200]]
-        _measure("touch", [lambda row=row: index.touch([row.block]) for row in rows])
+        _measure("touch", [lambda row=row: index.touch([row.block], 1.0) for row in rows])
         _measure("delete", [lambda row=row: index.delete([row]) for row in rows])
         _measure("prefix rows", [lambda prefix=prefix: index.rows_in("f", prefix) for prefix in range(256)])
         index.close()
@@ -56,12 +56,14 @@ def _insert(index: BlockIndex, grains: tuple[Grain, ...]) -> None:
         parent, own = slot(grains, number)
         if index.find("f", BlockKey(own[-1])) is None:
             index.insert(
-                fingerprint="f",
-                key=BlockKey(own[-1]),
-                parent=parent,
-                grains=own,
-                file_bytes=FILE_BYTES,
-                checksum=bytes(16),
+                NewBlock(
+                    fingerprint="f",
+                    key=BlockKey(own[-1]),
+                    parent=parent,
+                    grains=own,
+                    file_bytes=FILE_BYTES,
+                    checksum=bytes(16),
+                )
             )
 
 

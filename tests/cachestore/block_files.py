@@ -17,11 +17,15 @@ from protocol.blocks import (
     Fetch,
     Leased,
     LeasedBlock,
+    PinBlocks,
+    Pinned,
     Publish,
     Published,
     Release,
     Stage,
     Staged,
+    UnpinBlocks,
+    Unpinned,
 )
 from protocol.ids import GRAIN_TOKENS, BlockKey, Grain, LeaseId
 from protocol.launch import CachestoreLaunch
@@ -49,17 +53,32 @@ def slot(grains: tuple[Grain, ...], number: int) -> tuple[BlockKey, tuple[Grain,
 
 
 def block_bytes(
-    parent: BlockKey, grains: tuple[Grain, ...], *, fingerprint: str = FINGERPRINT, data_bytes: int = 256
+    parent: BlockKey,
+    grains: tuple[Grain, ...],
+    *,
+    fingerprint: str = FINGERPRINT,
+    data_bytes: int = 256,
+    owner: str = "",
+    ttl_seconds: float | None = None,
 ) -> bytes:
     """A sound block file whose tensors depend on its key; the same bytes for the same block."""
-    return _block_bytes(parent, grains, fingerprint, data_bytes)
+    return _block_bytes(parent, grains, fingerprint, data_bytes, owner, ttl_seconds)
 
 
 @cache  # safetensors writes its metadata in any order, so a second call would give other bytes
-def _block_bytes(parent: BlockKey, grains: tuple[Grain, ...], fingerprint: str, data_bytes: int) -> bytes:
+def _block_bytes(
+    parent: BlockKey,
+    grains: tuple[Grain, ...],
+    fingerprint: str,
+    data_bytes: int,
+    owner: str,
+    ttl_seconds: float | None,
+) -> bytes:
     seed = int.from_bytes(grains[-1][:8], "little")
     values = numpy.random.default_rng(seed).integers(0, 255, data_bytes // 2, dtype=numpy.uint8)
-    metadata = block_metadata(fingerprint, BlockKey(grains[-1]), parent, grains, len(grains) * GRAIN_TOKENS)
+    tokens = len(grains) * GRAIN_TOKENS
+    key = BlockKey(grains[-1])
+    metadata = block_metadata(fingerprint, key, parent, grains, tokens, owner=owner, ttl_seconds=ttl_seconds)
     return save({"layers.0.keys": values, "layers.0.values": values[::-1].copy()}, metadata)
 
 
@@ -71,11 +90,28 @@ class WorkerSide:
         self.peer = peer
         self.now = 0.0
 
+    def pass_time(self, clock: "Clock", seconds: float) -> None:
+        """Both clocks go on, and the service does what is due."""
+        self.now += seconds
+        clock.unix += seconds
+        self.settle()
+
     def ask(self, request: object) -> BlockReply:
         return self.service.handle(self.peer, request, self.now)  # type: ignore[arg-type]
 
-    def stage(self, key: BlockKey, file_bytes: int, fingerprint: str = FINGERPRINT) -> Staged | Declined:
-        reply = self.ask(Stage(call_id=1, fingerprint=fingerprint, key=key, file_bytes=file_bytes))
+    def stage(
+        self,
+        key: BlockKey,
+        file_bytes: int,
+        fingerprint: str = FINGERPRINT,
+        *,
+        owner: str = "",
+        ttl_seconds: float | None = None,
+    ) -> Staged | Declined:
+        request = Stage(
+            call_id=1, fingerprint=fingerprint, key=key, file_bytes=file_bytes, owner=owner, ttl_seconds=ttl_seconds
+        )
+        reply = self.ask(request)
         assert isinstance(reply, Staged | Declined)
         return reply
 
@@ -87,11 +123,15 @@ class WorkerSide:
         fingerprint: str = FINGERPRINT,
         data_bytes: int = 256,
         supersedes: BlockKey | None = None,
+        owner: str = "",
+        ttl_seconds: float | None = None,
     ) -> Published | Declined:
         """Stage, write and publish one block of a chain."""
         parent, own = slot(grains, number)
-        data = block_bytes(parent, own, fingerprint=fingerprint, data_bytes=data_bytes)
-        staged = self.stage(BlockKey(own[-1]), len(data), fingerprint)
+        data = block_bytes(
+            parent, own, fingerprint=fingerprint, data_bytes=data_bytes, owner=owner, ttl_seconds=ttl_seconds
+        )
+        staged = self.stage(BlockKey(own[-1]), len(data), fingerprint, owner=owner, ttl_seconds=ttl_seconds)
         if isinstance(staged, Declined):
             return staged
         Path(staged.path).write_bytes(data)
@@ -99,9 +139,16 @@ class WorkerSide:
         assert isinstance(reply, Published | Declined)
         return reply
 
-    def store_all(self, grains: tuple[Grain, ...], *, data_bytes: int = 256) -> None:
+    def store_all(
+        self,
+        grains: tuple[Grain, ...],
+        *,
+        data_bytes: int = 256,
+        owner: str = "",
+        ttl_seconds: float | None = None,
+    ) -> None:
         for number in range(-(-len(grains) // PER_BLOCK)):
-            reply = self.store(grains, number, data_bytes=data_bytes)
+            reply = self.store(grains, number, data_bytes=data_bytes, owner=owner, ttl_seconds=ttl_seconds)
             assert isinstance(reply, Published), reply
 
     def fetch(self, grains: tuple[Grain, ...], *, fingerprint: str = FINGERPRINT, skip_blocks: int = 0) -> Leased:
@@ -117,6 +164,28 @@ class WorkerSide:
 
     def release(self, lease: LeaseId) -> None:
         self.ask(Release(call_id=4, lease=lease))
+
+    def pin(
+        self, grains: tuple[Grain, ...], *, name: str = "p", owner: str = "o", ttl_seconds: float | None = None
+    ) -> int:
+        """Pin the last block of a chain. How many blocks of it are there: one or none."""
+        reply = self.ask(
+            PinBlocks(
+                call_id=6,
+                fingerprint=FINGERPRINT,
+                keys=(BlockKey(grains[-1]),),
+                owner=owner,
+                name=name,
+                ttl_seconds=ttl_seconds,
+            )
+        )
+        assert isinstance(reply, Pinned)
+        return reply.blocks
+
+    def unpin(self, *, name: str = "p", owner: str = "o") -> int:
+        reply = self.ask(UnpinBlocks(call_id=7, owner=owner, name=name))
+        assert isinstance(reply, Unpinned)
+        return reply.blocks
 
     def books(self) -> Described:
         reply = self.ask(Describe(call_id=5))
@@ -140,10 +209,27 @@ class WorkerSide:
         assert store.usage_bytes <= store.quota_bytes
 
 
+class Clock:
+    """The time of day, moved by the test."""
+
+    def __init__(self, unix: float = 1_800_000_000.0) -> None:
+        self.unix = unix
+
+    def __call__(self) -> float:
+        return self.unix
+
+
 _numbers = iter(range(1_000_000, 1 << 60, 1 << 40))
 
 
-def open_service(directory: Path, *, quota_bytes: int = 64 * 1024 * 1024, free_floor_bytes: int = 0) -> WorkerSide:
+def open_service(
+    directory: Path,
+    *,
+    quota_bytes: int = 64 * 1024 * 1024,
+    free_floor_bytes: int = 0,
+    daily_write_bytes: int | None = None,
+    clock: Clock | None = None,
+) -> WorkerSide:
     """A service on a directory, as a fresh process would open it."""
     settings = CachestoreLaunch(
         directory=str(directory),
@@ -151,8 +237,9 @@ def open_service(directory: Path, *, quota_bytes: int = 64 * 1024 * 1024, free_f
         incarnation=1,  # type: ignore[arg-type]
         quota_bytes=quota_bytes,
         free_floor_bytes=free_floor_bytes,
+        daily_write_bytes=daily_write_bytes,
     )
-    service = Service(settings, first_number=next(_numbers))
+    service = Service(settings, first_number=next(_numbers), unix_clock=clock or Clock())
     service.open(0.0)
     return WorkerSide(service)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cachestore.eviction import plan_eviction
-from cachestore.index import BlockIndex, StrayRow
+from cachestore.index import BlockIndex, NewBlock, StrayRow
 from protocol.ids import BlockKey, Grain
 from tests.cachestore.block_files import FINGERPRINT, PER_BLOCK, chain, slot
 
@@ -48,12 +48,14 @@ class IndexMachine(RuleBasedStateMachine):
             return
         file_bytes = next(self.sizes)
         self.index.insert(
-            fingerprint=fingerprint,
-            key=BlockKey(own[-1]),
-            parent=parent,
-            grains=own,
-            file_bytes=file_bytes,
-            checksum=bytes(16),
+            NewBlock(
+                fingerprint=fingerprint,
+                key=BlockKey(own[-1]),
+                parent=parent,
+                grains=own,
+                file_bytes=file_bytes,
+                checksum=bytes(16),
+            )
         )
         self.model[fingerprint, own[-1]] = (parent, own, file_bytes)
 
@@ -101,7 +103,7 @@ class IndexMachine(RuleBasedStateMachine):
         fingerprint, key = data.draw(st.sampled_from(sorted(self.model)))
         row = self.index.find(fingerprint, BlockKey(key))
         assert row is not None
-        self.index.touch([row.block])
+        self.index.touch([row.block], 1.0)
         touched = self.index.row(row.block)
         assert touched is not None
         assert touched.last_used > row.last_used
@@ -165,7 +167,14 @@ def test_a_long_chain_is_walked_to_its_end(tmp_path):
     for number in range(300):
         parent, own = slot(grains, number)
         index.insert(
-            fingerprint=FINGERPRINT, key=BlockKey(own[-1]), parent=parent, grains=own, file_bytes=1, checksum=bytes(16)
+            NewBlock(
+                fingerprint=FINGERPRINT,
+                key=BlockKey(own[-1]),
+                parent=parent,
+                grains=own,
+                file_bytes=1,
+                checksum=bytes(16),
+            )
         )
     for blocks in (1, 15, 16, 17, 143, 144, 145, 299, 300):
         assert len(index.walk(FINGERPRINT, grains[: blocks * 16], 0)) == blocks
