@@ -339,7 +339,13 @@ class ColdCache(Generic[Payload]):
         if not isinstance(staged, Staged):
             raise ColdCacheUnavailable(_reason(staged))
         metadata = block_metadata(
-            fingerprint=self._fingerprint, key=key, parent=parent, grains=block.grains, tokens=tokens
+            fingerprint=self._fingerprint,
+            key=key,
+            parent=parent,
+            grains=block.grains,
+            tokens=tokens,
+            owner=block.owner,
+            ttl_seconds=block.ttl_seconds,
         )
         try:
             self._write(staged.path, block, tokens, metadata)

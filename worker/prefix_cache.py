@@ -228,9 +228,10 @@ class PrefixCache(Generic[Payload]):
             self._note_evicted(self._index.attach(parent, tuple(token_ids[start:position]), state))
 
     def request_over(self, prepared: Prepared, token_ids: Sequence[int], touched: Sequence[BlockKey]) -> None:
-        """Blocks it touched have been used twice now and go to disk; under `through`, so do all that it made.
+        """Blocks that it shared with an earlier request go to disk; under `through`, so do all that it made.
 
-        Not earlier, since writing beside somebody's first token would delay it.
+        Not earlier, since writing beside somebody's first token would delay it. A conversation that only goes on is
+        not written at each turn: its blocks are hot, and go to disk when RAM lets them go or the model leaves.
         """
         self._asked.pop(prepared.request_id, None)
         if not self._is_on:
@@ -317,6 +318,8 @@ class PrefixCache(Generic[Payload]):
     def _note_evicted(self, blocks: Sequence[Block[Payload]]) -> None:
         for block in blocks:
             self._evicted[block.key] = None
+            if block.touches and self._policy == "second-touch":
+                self._store(block)  # it was used again before; it stays readable until it is durable
         while len(self._evicted) > _REMEMBERED_EVICTIONS:
             self._evicted.popitem(last=False)
 

@@ -87,10 +87,13 @@ class Match(NamedTuple, Generic[Payload]):
     """The longest usable prefix. All uses are of whole blocks, except perhaps the last.
 
     `known_tokens` is how far the tokens themselves are known; more than `tokens` where no state was kept there.
+    `parting` says how the prompt goes on from there: it `extends` the chain beyond all that is known of it, as the
+    next turn of a conversation does, or it `branches` off: another question on a prefix, or the same one again.
     """
 
     uses: tuple[BlockUse[Payload], ...]
     known_tokens: int = 0
+    parting: Literal["extends", "branches"] = "branches"
 
     @property
     def tokens(self) -> int:
@@ -98,7 +101,10 @@ class Match(NamedTuple, Generic[Payload]):
 
     @property
     def touched(self) -> tuple[BlockKey, ...]:
-        """The blocks that were really used again: not a tail of which only the first words are shared."""
+        """The blocks that were really shared: not those of a conversation that goes on, nor a tail of which only the
+        first words are used."""
+        if self.parting == "extends":
+            return ()
         return tuple(use.block.key for use in self.uses if use.tokens * 2 >= len(use.block.token_ids))
 
     @property
@@ -152,9 +158,10 @@ class PrefixIndex(Generic[Payload]):
                 break
             parent, start = best.block.key, start + BLOCK_TOKENS
         known = sum(use.tokens for use in uses)
+        at_end = bool(uses) and uses[-1].tokens == len(uses[-1].block.token_ids) and not uses[-1].block.children
         if self._boundary == "states":
             uses = self._up_to_a_state(root, uses, token_ids, limit)
-        return Match(tuple(uses), known)
+        return Match(tuple(uses), known, "extends" if at_end else "branches")
 
     def touch(self, match: Match[Payload]) -> None:
         """Record that a prompt used these blocks."""

@@ -122,9 +122,9 @@ Make = Callable[..., tuple[FakeStore, Worker]]
 @pytest.fixture
 def make(runtime_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """A store with these answers and a worker beside it."""
-    monkeypatch.setattr("worker.cold_cache.LOOKUP_SECONDS", 0.1)
-    monkeypatch.setattr("worker.cold_cache.CALL_SECONDS", 0.1)
-    monkeypatch.setattr("worker.cold_cache.REST_SECONDS", 0.2)
+    monkeypatch.setattr("worker.cold_cache.LOOKUP_SECONDS", 0.4)
+    monkeypatch.setattr("worker.cold_cache.CALL_SECONDS", 0.4)
+    monkeypatch.setattr("worker.cold_cache.REST_SECONDS", 0.4)
     with contextlib.ExitStack() as ends:
 
         def made(answer: Callable[[BlockRequest], Answer], **changes: Any) -> tuple[FakeStore, Worker]:
