@@ -1,4 +1,5 @@
 """Field cases of the prefix cache (K) through the running service, on a model whose words depend on its cache."""
+# pyright: basic
 
 import concurrent.futures
 import os

@@ -282,12 +282,18 @@ def _no_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
+def _unreadable(folder: Path) -> None:
+    _bad_config(folder)
+    (folder / "config.json").chmod(0)
+
+
 BREAKS = {
     "shard": (_missing_shard, "model-00002-of-00002.safetensors"),
     "config": (_bad_config, "config.json"),
     "dangling": (_dangling, "model.safetensors"),
     "cut": (_cut_weights, "model.safetensors"),
     "weightless": (_no_weights, "safetensors"),
+    **({} if os.geteuid() == 0 else {"unreadable": (_unreadable, "config.json")}),  # root reads everything
 }
 
 

@@ -193,7 +193,7 @@ BREAKING_TEMPLATE = """\
 {%- for message in messages -%}
 {%- if message.content.startswith('raise ') -%}{{ raise_exception(message.content) }}{%- endif -%}
 {%- if message.content.startswith('lookup ') -%}{{ 'x'.encode(message.content) }}{%- endif -%}
-{%- if message.content.startswith('divide ') -%}{{ 1 / (message.content | length - message.content | length) }}{%- endif -%}
+{%- if message.content.startswith('divide ') -%}{{ 1 / (message.content | length * 0) }}{%- endif -%}
 {{ message.content }}
 {%- endfor -%}
 """
@@ -272,7 +272,7 @@ def _misuse(service: LiveService, key: str) -> None:
             {"chat_template_kwargs": {"tokenize": MARK}},
             {"logit_bias": {MARK: 1}},
         ):
-            ask(client, body(MODEL, said=f"{MARK} SC04 " * 60, **fields))
+            ask(client, body(MODEL, said=f"{MARK} SC04 " * 12, **fields))
         ask(client, body(MODEL, prompt=f"{MARK} <|SC04|>"), path=COMPLETIONS)
 
 

@@ -5,16 +5,18 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from msgspec import Struct
 from openai.types.chat import ChatCompletion
 
 from gateway.blas import worker_environment
-from tests.fakes.http_answers import ask_whole, body, open_stream, user
+from tests.fakes.http_answers import CHAT, ask_whole, body, open_stream, user
 from tests.fakes.live_service import LiveService, live_service, until
 from tests.fakes.reference_generation import reference_texts
 
@@ -32,7 +34,7 @@ QUESTIONS = (
 )
 RULES = "\n".join(
     f"Rule {number}: when a visitor asks for room {number * 7 % 40}, send them to floor {number * 3 % 9} first."
-    for number in range(1, 22)
+    for number in range(1, 25)
 )
 """The long part of a prompt, some six hundred tokens."""
 
@@ -84,6 +86,10 @@ def stream(client: openai.OpenAI, messages: Any) -> str:
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 
+def _stream_question(client: openai.OpenAI, question: str) -> str:
+    return stream(client, user(question))
+
+
 def text_of(completion: ChatCompletion) -> str:
     return completion.choices[0].message.content or ""
 
@@ -107,7 +113,7 @@ def test_a_batch_says_what_each_row_says_alone(service: LiveService, references:
     """Rows that decode together say what mlx-lm says to each alone."""
     questions = QUESTIONS[-rows:]
     with sdk(service) as client, concurrent.futures.ThreadPoolExecutor(rows) as threads:
-        texts = list(threads.map(lambda question: stream(client, user(question)), questions))
+        texts = list(threads.map(partial(_stream_question, client), questions))
     assert dict(zip(questions, texts, strict=True)) == {question: references.plain[question] for question in questions}
 
 
@@ -119,11 +125,13 @@ def test_b07_iii_leaving_during_a_long_prefill(service: LiveService) -> None:
         with open_stream(client, body(MODEL, said=long)) as opened:
             next(opened.chunks())
             assert service.model(MODEL).open_requests == 1
+        service.until_idle(MODEL, seconds=2.5)
+        with pytest.raises(httpx.ReadTimeout):
+            client.post(CHAT, json=body(MODEL, said=f"Again: {long}"), timeout=httpx.Timeout(20.0, read=0.5))
+        service.until_idle(MODEL, seconds=2.5)
         left = time.monotonic()
-        service.until_idle(MODEL, seconds=3.0)
-        assert time.monotonic() - left < 2.5
         assert ask_whole(client, body(MODEL, said="Hi", max_tokens=4)).status == 200
-        assert time.monotonic() - left < 8.0
+        assert time.monotonic() - left < 5.0
 
 
 def test_a_prefix_outlives_everything(smollm2: Path, references: References) -> None:
@@ -137,7 +145,7 @@ def test_a_prefix_outlives_everything(smollm2: Path, references: References) -> 
             assert (text_of(cold), cached_of(cold)) == (references.prefixed[first], 0)
             assert cold.usage is not None
             least = cold.usage.prompt_tokens * 9 // 10
-            assert least > 400
+            assert cold.usage.prompt_tokens % 256 > cold.usage.prompt_tokens // 10, "whole blocks alone would be enough"
 
             def warm(question: str, where: str) -> None:
                 answer = complete(client, prefixed(question))
