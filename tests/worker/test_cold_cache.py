@@ -36,7 +36,7 @@ from protocol.blocks import (
 from protocol.failures import Failure, FailureKind
 from protocol.ids import BLOCK_TOKENS, GRAIN_TOKENS, BlockKey, Incarnation, LeaseId
 from protocol.launch import CachestoreLaunch
-from protocol.sockets import Listener, Peer
+from protocol.sockets import Listener, Peer, PeerGone
 from tests.worker.parts import FINGERPRINT, chain_of_blocks, prepared
 from worker.cold_cache import ColdCache
 from worker.messages import BlocksFetched, BlockStored
@@ -68,7 +68,8 @@ class FakeStore:
                 self.requests.put(request)  # pyright: ignore[reportArgumentType]
                 answer = self.answer(request)  # pyright: ignore[reportArgumentType]
                 if answer is not None:
-                    self._listener.send(peer, answer)
+                    with contextlib.suppress(PeerGone):  # a worker may stop before its Release is answered
+                        self._listener.send(peer, answer)
 
     def next(self, kind: type[Any]) -> Any:
         """The next request of this kind."""
@@ -141,13 +142,16 @@ def tokens(count: int) -> list[int]:
     return list(range(count))
 
 
-def holding(*paths_and_grains: tuple[str, int]) -> Callable[[BlockRequest], Answer]:
+def holding(*paths_and_grains: tuple[str, int], file_bytes: int = 0) -> Callable[[BlockRequest], Answer]:
     """A store that has these blocks of whatever is asked."""
 
     def answer(request: BlockRequest) -> Answer:
         match request:
             case Lookup():
-                found = tuple(FoundBlock(key=BlockKey(b"k" * 16), grains=grains) for _, grains in paths_and_grains)
+                found = tuple(
+                    FoundBlock(key=BlockKey(b"k" * 16), grains=grains, file_bytes=file_bytes)
+                    for _, grains in paths_and_grains
+                )
                 return Found(call_id=request.call_id, blocks=found)
             case Fetch():
                 leased = tuple(
@@ -460,3 +464,37 @@ def test_blocks_survive_worker_and_store(runtime_directory: Path, tmp_path: Path
         assert payload["keys0"].shape == (3, 2, len(block.token_ids), 4)
         assert payload["keys0"][1, 1, :, 3].tolist() == list(block.token_ids)
         assert payload["values0"][2, 0, :, 1].tolist() == [token * 0.5 for token in block.token_ids]
+
+
+# --- restore or recompute ---------------------------------------------------------------------------------------------
+
+
+def test_a_disk_that_is_slower_than_computing_is_not_read(make: Make) -> None:
+    """Both terms are told. A slow disk never makes a hit slower than a miss."""
+    store, worker = make(holding(("/a", 16), ("/b", 2), file_bytes=1_500_000_000))
+    worker.cache.fetch(PrefixFetch(prepared("r", tokens(300)), 0, 0, 1000.0))
+    fetched = worker.delivered.get(timeout=DEADLINE_SECONDS)
+
+    assert isinstance(fetched, BlocksFetched)
+    assert fetched.blocks == ()
+    assert fetched.outcome.miss_reason == "disk_slower"
+    assert fetched.outcome.expected_restore_seconds == pytest.approx(3.0)
+    assert fetched.outcome.expected_compute_seconds == pytest.approx(0.288)
+    assert all(isinstance(request, Lookup) for request in list(store.requests.queue))
+
+
+def test_what_waits_to_be_written_is_read_from_memory(make: Make) -> None:
+    """A block that RAM let go stays readable until it is durable."""
+    _, worker = make(lambda _: None, staging_budget_bytes=10**9)
+    blocks = chain_of_blocks(tokens(600))
+    for block in blocks:
+        worker.cache.store(block)
+    worker.cache.fetch(PrefixFetch(prepared("r", tokens(600)), 0, 0, 1.0))
+    fetched = next(
+        message
+        for message in iter(lambda: worker.delivered.get(timeout=DEADLINE_SECONDS), None)
+        if isinstance(message, BlocksFetched)
+    )
+
+    assert [block.key for block in fetched.blocks] == [block.key for block in blocks[:2]]
+    assert all(block.children == set() for block in fetched.blocks)
