@@ -148,4 +148,4 @@ class LetterDetokenizer:
 
 def saying(texts: Mapping[str, str], end_token_id: int = 0) -> Callable[[Prepared], list[int]]:
     """A script by request id: its letters, then the end of the turn, and more that nobody may ever see."""
-    return lambda prepared: [*map(ord, texts[prepared.request_id]), end_token_id, *map(ord, "beyond the end")]
+    return lambda prepared: [*map(ord, texts.get(prepared.request_id, "")), end_token_id, *map(ord, "beyond the end")]

@@ -1,8 +1,9 @@
 """Values that the worker's tests are made of."""
 
 from collections.abc import Sequence
+from typing import Literal
 
-from protocol.generation import CacheUse, Generate, TokenPrompt
+from protocol.generation import CacheUse, Generate, Pin, TokenPrompt, Warm
 from protocol.ids import BLOCK_TOKENS, BlockKey, RequestId
 from protocol.sampling import Sampling
 from worker import hashing
@@ -23,6 +24,9 @@ def prepared(
     stop_token_ids: tuple[int, ...] = (),
     top_logprobs: int | None = None,
     scope: bytes = b"",
+    owner: str = "",
+    retention: Literal["disk", "in_memory"] = "disk",
+    pin: Pin | None = None,
     arrived: float = 1000.0,
 ) -> Prepared:
     """A request as the text plane hands it on."""
@@ -34,7 +38,7 @@ def prepared(
         stop=stop,
         stop_token_ids=stop_token_ids,
         top_logprobs=top_logprobs,
-        cache=CacheUse(scope=scope),
+        cache=CacheUse(scope=scope, owner=owner, retention=retention),
     )
     root = hashing.root(FINGERPRINT, scope)
     return Prepared(
@@ -44,6 +48,7 @@ def prepared(
         root=root,
         grains=hashing.grains(root.secret, root.digest, token_ids),
         arrived=arrived,
+        warm=None if pin is None else Warm(request_id=RequestId(name), prompt=request.prompt, pin=pin),
     )
 
 

@@ -17,10 +17,14 @@ from protocol.generation import (
     Failed,
     Finished,
     FinishReason,
+    ForgetHot,
     Pin,
     Ping,
     Pong,
     Prefilling,
+    SetBudget,
+    Unpin,
+    Warmed,
     WorkerEvent,
 )
 from protocol.ids import BLOCK_TOKENS, BlockKey, RequestId
@@ -514,3 +518,67 @@ def test_each_request_ends_exactly_once(
             assert all(event.done_tokens < event.total_tokens for event in progress)
     assert run.engine.rows == {}
     assert run.scheduler.is_empty
+
+
+# --- warming ----------------------------------------------------------------------------------------------------------
+
+
+def warms(name: str, tokens: int, **more: Any) -> Prepared:
+    return prepared(name, list(range(1, tokens + 1)), pin=Pin(name=name, **more))
+
+
+def test_a_warm_fills_the_cache_and_draws_nothing() -> None:
+    """The next request finds it; the warm's own answer says what is kept, and waits for the disk."""
+    absent = BlocksFetched(RequestId("w"), (), FetchOutcome("absent"))
+    messages = [warms("w", 600), absent, *QUIET, asks("r", 700, max_tokens=1), *QUIET]
+    run = Run(messages, {"r": "x"}, reads_disk="yes")
+
+    (warmed,) = [event for event in run.events if isinstance(event, Warmed)]
+    assert (warmed.prompt_tokens, warmed.blocks, warmed.cached_tokens) == (600, 3, 0)
+    assert run.disk.stored[:2] == [block.key for block in chain_of_blocks(list(range(1, 601)))][:2]
+    assert run.text("w") == ""
+    assert run.finished("r").usage.cached_tokens == 599
+
+
+def test_a_warm_gives_way() -> None:
+    """A request that comes while a warm is prefilled goes first, and the warm goes on after it."""
+    run = Run([warms("w", 3000), None, None, asks("r", 20), *QUIET], {"r": "hi"})
+    names = [event.request_id for event in run.events if isinstance(event, Finished | Warmed)]
+
+    assert names == ["r", "w"]
+
+
+def test_a_warm_is_cancelled_like_anything_else() -> None:
+    """What it computed is kept."""
+    run = Run([warms("w", 5000), None, None, None, Cancel(request_id=RequestId("w")), *QUIET], {})
+
+    assert run.failed("w") is FailureKind.CANCELLED
+    assert run.engine.rows == {}
+    assert run.index.size_bytes > 0
+
+
+def test_a_pinned_prefix_is_in_the_books_until_it_is_unpinned() -> None:
+    """By owner and name."""
+    run = Run(
+        [warms("w", 300), *QUIET, Ping(nonce=1), None, Unpin(owner="", name="w"), Ping(nonce=2), None, *QUIET], {}
+    )
+    before, after = [event.pins for event in run.events if isinstance(event, Pong)]
+
+    assert [(pin.name, pin.tokens) for pin in before] == [("w", 299)]
+    assert after == ()
+
+
+def test_a_smaller_budget_holds_at_once() -> None:
+    """Set at run time."""
+    run = Run([asks("r", 900), *QUIET, SetBudget(hot_cache_bytes=3000), None, Ping(nonce=1), *QUIET], {"r": "x"})
+    (pong,) = [event for event in run.events if isinstance(event, Pong)]
+
+    assert pong.hot_cache_budget_bytes == 3000
+    assert pong.hot_cache_bytes <= 3000
+
+
+def test_forgetting_empties_the_hot_tier() -> None:
+    """And a running row is not disturbed."""
+    run = Run([asks("r", 900), None, None, ForgetHot(), *QUIET], {"r": "hello"})
+
+    assert run.text("r") == "hello"

@@ -273,3 +273,114 @@ def test_never_another_prompts_kv(asked: list[tuple[int, int]], budget_tokens: i
         assert len(used) < count
         kit.ask(token_ids)
         kit.cache.check()
+
+
+# --- disk: what is written, and when ----------------------------------------------------------------------------------
+
+
+def test_a_conversation_is_not_written_turn_by_turn() -> None:
+    """Its blocks are hot; they go to disk when RAM lets them go, since they were used again."""
+    kit = Kit(budget_tokens=1200)
+    for turn in range(1, 4):
+        kit.ask(tokens(300 * turn))
+    assert kit.disk.stored == []
+
+    kit.ask(tokens(600, first=1))
+
+    assert kit.disk.stored != []
+    assert all(block.touches for block in kit.disk.stored)
+
+
+def test_in_memory_retention_keeps_a_prompt_off_the_disk() -> None:
+    """Whatever the policy and whatever happens; until somebody uses the same block who does not mind."""
+    kit = Kit("through")
+    secret = prepared("r", tokens(600), retention="in_memory")
+    kit.keep(secret, tokens(600), 0, 600)
+    kit.cache.request_over(secret, tokens(600), ())
+    assert kit.cache.store_everything() == 0
+
+    kit.ask(tokens(600))
+
+    assert len(kit.disk.stored) == 3
+
+
+def test_a_pin_is_refused_when_too_much_is_pinned() -> None:
+    """Half of the tier stays for everybody else; the prefix is kept all the same."""
+    kit = Kit(budget_tokens=1000)
+    for name, count in (("small", 300), ("large", 400)):
+        warm = prepared(name, tokens(count, first=count), pin=Pin(name=name))
+        kit.keep(warm, warm.token_ids, 0, count)
+        kit.cache.warmed(warm, now=0.0)
+
+    assert [pin.name for pin in kit.cache.pins(now=0.0)] == ["small"]
+    assert kit.cache.misses["pin_refused"] == 1
+
+
+def test_a_pin_ends_when_its_time_has_come() -> None:
+    """Or when it is unpinned."""
+    kit = Kit()
+    warm = prepared("w", tokens(300), pin=Pin(name="repo", ttl_seconds=60.0))
+    kit.keep(warm, warm.token_ids, 0, 300)
+    kit.cache.warmed(warm, now=100.0)
+    (pin,) = kit.cache.pins(now=130.0)
+    assert (pin.tokens, pin.expires_seconds) == (300, 30.0)
+
+    kit.cache.expire_pins(now=160.0)
+
+    assert kit.cache.pins(now=160.0) == ()
+    assert all(not block.pinned_by for block in kit.index.blocks())
+
+
+def test_forgetting_takes_one_owners_blocks() -> None:
+    """Another's stay."""
+    kit = Kit()
+    for owner, first in (("ada", 1), ("bob", 2)):
+        request = prepared("r", tokens(300, first), owner=owner)
+        kit.keep(request, request.token_ids, 0, 300)
+
+    assert kit.cache.forget("ada") == 2
+    assert {block.owner for block in kit.index.blocks()} == {"bob"}
+    assert kit.cache.forget(None) == 2
+
+
+# --- why not more -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason"),
+    [("", "absent"), ("absent", "absent"), ("disk_slower", "disk_slower"), ("integrity", "integrity")],
+)
+def test_a_miss_names_its_reason(outcome: str, reason: str) -> None:
+    """As the disk gave it, if it gave one."""
+    kit = Kit()
+    request = prepared("r", tokens(300))
+    kit.cache.prefetch(request, 100.0)
+    kit.cache.fetched(request.request_id, (), FetchOutcome(outcome))
+    _, report = kit.cache.use(request)
+
+    assert report.miss_reason == reason
+    assert kit.cache.misses == {reason: 1}
+
+
+def test_what_was_evicted_is_called_so() -> None:
+    """So an operator knows that the hot tier is too small."""
+    kit = Kit(budget_tokens=700)
+    kit.ask(tokens(600))
+    kit.ask(tokens(600, first=1))
+    _, report = kit.cache.use(prepared("r", tokens(600)))
+
+    assert report.miss_reason == "evicted"
+
+
+def test_tokens_from_ram_and_from_disk_are_told_apart() -> None:
+    """Their sum is what was not computed."""
+    kit = Kit()
+    request = prepared("r", tokens(700))
+    kit.keep(request, tokens(700), 0, 300)
+    kit.cache.prefetch(request, 100.0)
+    blocks = chain_of_blocks(tokens(640))[1:]
+    kit.cache.fetched(request.request_id, blocks, FetchOutcome(restored_bytes=9, restore_seconds=0.5))
+    match, report = kit.cache.use(request)
+
+    assert (report.ram_tokens, report.disk_tokens, match.tokens) == (300, 340, 640)
+    assert (report.restored_bytes, report.restore_seconds) == (9, 0.5)

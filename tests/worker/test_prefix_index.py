@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from protocol.ids import BLOCK_TOKENS, BlockKey
 from tests.worker.parts import FINGERPRINT, chain_of_blocks
 from worker import hashing
-from worker.prefix_index import Block, PrefixIndex
+from worker.prefix_index import Block, PrefixIndex, State
 from worker.sequence import BooksDoNotAddUp
 
 Index = PrefixIndex[tuple[int, ...]]
@@ -237,3 +237,115 @@ class IndexMachine(RuleBasedStateMachine):
 
 IndexMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=20)
 test_against_a_naive_model = IndexMachine.TestCase
+
+
+# --- states: caches that cannot be cut at a token ---------------------------------------------------------------------
+
+
+def stateful_index(*kept: tuple[list[int], list[int]], budget_bytes: int = 10**9) -> Index:
+    """Chains with a state after each of these positions."""
+    index: Index = PrefixIndex(budget_bytes, "states")
+    index.open_root(ROOT)
+    for token_ids, positions in kept:
+        for block in chain_of_blocks(token_ids):
+            index.insert(block)
+        for position in positions:
+            keep_state(index, token_ids, position)
+    return index
+
+
+def keep_state(index: Index, token_ids: list[int], position: int) -> None:
+    start = (position - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    parent = chain_of_blocks(token_ids[:start])[-1].key if start else ROOT
+    index.attach(parent, tuple(token_ids[start:position]), State(tuple(token_ids[:position]), 5))
+
+
+@pytest.mark.parametrize(
+    ("positions", "asked", "limit", "found"),
+    [
+        ([], 600, 599, 0),
+        ([300], 600, 599, 300),
+        ([300], 300, 299, 0),
+        ([256], 300, 299, 256),
+        ([256, 512], 600, 599, 512),
+        ([256, 512], 400, 399, 256),
+        ([16, 512], 300, 299, 16),
+        ([512, 599], 600, 599, 599),
+    ],
+)
+def test_reuse_reaches_to_the_deepest_state(positions: list[int], asked: int, limit: int, found: int) -> None:
+    """K03: never beyond a token after which every layer is whole; what is known beyond is told."""
+    match = stateful_index((tokens(600), positions)).match(ROOT, tokens(asked), limit)
+
+    assert match.tokens == found
+    assert match.known_tokens == limit
+    if found:
+        last = match.uses[-1]
+        assert last.block.states[last.tokens].payload == tuple(tokens(600)[:found])
+
+
+def test_a_sibling_with_a_deeper_state_is_taken() -> None:
+    """The child that agrees longest is not the best one when it has no state."""
+    base = tokens(BLOCK_TOKENS)
+    longer, shorter = [*base, *range(900, 1000)], [*base, *range(900, 940)]
+    index = stateful_index((longer, []), ([*shorter, 5, 5], []))
+    keep_state(index, [*shorter, 5, 5], BLOCK_TOKENS + 40)
+
+    assert index.match(ROOT, [*longer, 1], len(longer)).tokens == BLOCK_TOKENS + 40
+
+
+def test_a_longer_block_takes_over_the_states_of_the_tail_it_replaces() -> None:
+    """And its bytes: the books stay exact."""
+    index = stateful_index((tokens(100), [96, 100]))
+    for block in chain_of_blocks(tokens(300)):
+        index.insert(block)
+
+    assert index.match(ROOT, [*tokens(100), 7], 100).tokens == 100
+    assert index.size_bytes == 300 * 10 + 2 * 5
+    index.check()
+
+
+def test_states_of_a_block_that_is_hot_already_are_added_to_it() -> None:
+    """What comes from disk may know a state that RAM does not."""
+    index = stateful_index((tokens(300), []))
+    (again, _) = chain_of_blocks(tokens(300))
+    again.states[64] = State((1,), 5)
+    index.insert(again)
+
+    assert index.match(ROOT, tokens(300), 299).tokens == 64
+    index.check()
+
+
+def test_the_pinned_stay() -> None:
+    """Whatever is asked for after them; unpinned they age like any other."""
+    index = index_of(tokens(300), budget_bytes=6000)
+    for block in index.blocks():
+        block.pinned_by.add(("ada", "repo"))
+    for first in range(1, 5):
+        for block in chain_of_blocks(tokens(300, first)):
+            index.insert(block)
+    assert index.match(ROOT, tokens(300), 299).tokens == 299
+
+    index.unpin(("ada", "repo"))
+    for first in range(5, 9):
+        for block in chain_of_blocks(tokens(300, first)):
+            index.insert(block)
+    assert index.match(ROOT, tokens(300), 299).tokens == 0
+    index.check()
+
+
+@pytest.mark.parametrize(
+    ("asked", "touched"),
+    [
+        ([*tokens(300), 7, 8], 0),  # the next turn of the same conversation
+        (tokens(300), 2),  # the same again
+        ([*tokens(280), 9, 9], 2),  # another ending
+        ([*tokens(256), 9, 9], 1),  # another ending, where the tail is not shared
+        ([*tokens(260), 9, 9], 1),  # only the first words of the tail are shared
+    ],
+)
+def test_what_counts_as_shared(asked: list[int], touched: int) -> None:
+    """A conversation that goes on shares nothing with anybody but itself."""
+    match = index_of(tokens(300)).match(ROOT, asked, len(asked) - 1)
+
+    assert len(match.touched) == touched
