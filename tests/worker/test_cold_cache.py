@@ -69,8 +69,7 @@ class FakeStore:
                 answer = self.answer(request)  # pyright: ignore[reportArgumentType]
                 if answer is not None:
                     with contextlib.suppress(PeerGone):  # a worker may stop before its Release is answered
-                        with contextlib.suppress(PeerGone):  # a worker may leave before its last answer
-                            self._listener.send(peer, answer)
+                        self._listener.send(peer, answer)
 
     def next(self, kind: type[Any]) -> Any:
         """The next request of this kind."""
