@@ -4,9 +4,11 @@ import time
 
 from litestar import Litestar
 
+from gateway.cache_doors import CacheAccess, CacheDoors
+from gateway.cache_routes import cache_admin_router, cache_router
 from gateway.catalog import Catalog
 from gateway.config import Settings
-from gateway.gate import DrainNotice, Gate
+from gateway.gate import DrainNotice, Gate, GateSecrets
 from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS
 from gateway.keys import Keyring
 from gateway.openai.routes import openai_router
@@ -22,31 +24,53 @@ def create_app(
     catalog: Catalog,
     generator: Generator,
     status_source: StatusSource,
-    admin_token: str,
-    local_scope: bytes,
+    secrets: GateSecrets,
     drain: DrainNotice,
+    cache: CacheAccess,
 ) -> Gate:
-    """The ASGI app to serve. `local_scope` is the cache scope of callers without a key."""
+    """The ASGI app to serve."""
+    doors = CacheDoors(
+        generator=generator,
+        models=catalog,
+        access=cache,
+        records=lambda: keyring.records,
+        model_names=lambda: (entry.name for entry in catalog.entries()),
+        local_scope=secrets.local_scope,
+        unix_clock=time.time,
+    )
     return Gate(
-        create_routes(settings=settings, catalog=catalog, generator=generator, status_source=status_source),
+        create_routes(
+            settings=settings, catalog=catalog, generator=generator, status_source=status_source, cache_doors=doors
+        ),
         settings=settings,
         keyring=keyring,
-        admin_token=admin_token,
-        local_scope=local_scope,
+        secrets=secrets,
         drain=drain,
+        client_ids=cache.recorder,
     )
 
 
 def create_routes(
-    *, settings: Settings, catalog: Catalog, generator: Generator, status_source: StatusSource
+    *,
+    settings: Settings,
+    catalog: Catalog,
+    generator: Generator,
+    status_source: StatusSource,
+    cache_doors: CacheDoors | None = None,
 ) -> Litestar:
     """What lies behind the gate. Never serve it without one: it lets everybody in."""
+    cache_routers = (
+        []
+        if cache_doors is None
+        else [cache_router(cache_doors, max_body_bytes=settings.limits.max_body_bytes), cache_admin_router(cache_doors)]
+    )
     return Litestar(
         route_handlers=[
             operations_router(
                 catalog=catalog, status_source=status_source, context_limit=settings.worker.context_tokens
             ),
             openai_router(generator, catalog, max_body_bytes=settings.limits.max_body_bytes, unix_clock=time.time),
+            *cache_routers,
         ],
         exception_handlers=OPENAI_EXCEPTION_HANDLERS,
         request_max_body_size=settings.limits.max_body_bytes,

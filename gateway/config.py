@@ -83,6 +83,12 @@ class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_queued_requests: Positive = 64
 
 
+class ExplainSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long hashes of finished requests stay in memory, so that `mlxd explain` can compare; 0 switches it off."""
+
+    keep_minutes: Annotated[float, Meta(ge=0, le=1440)] = 30.0
+
+
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All of it. `home` comes from MLXD_HOME, never from the file."""
 
@@ -100,6 +106,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cache: CacheSettings
     worker: WorkerSettings = WorkerSettings()
     limits: LimitSettings = LimitSettings()
+    explain: ExplainSettings = ExplainSettings()
 
     @property
     def is_loopback(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Protocol
 
 import structlog
+from msgspec import Struct
 
 from gateway.auth import Admitted, House, Knock, admit, echoed_request_id
 from gateway.config import Settings
@@ -36,6 +37,19 @@ class DrainNotice(Protocol):
     def is_draining(self) -> bool: ...
 
 
+class ClientIds(Protocol):
+    """Whoever wants to know a request by the id that its client gave it."""
+
+    def also_known_as(self, owner: str, request_id: RequestId, client_id: str) -> None: ...
+
+
+class GateSecrets(Struct, frozen=True, kw_only=True):
+    """`local_scope` is the cache scope of callers without a key."""
+
+    admin_token: str
+    local_scope: bytes
+
+
 class DrainFlag:
     """Up once, never down again."""
 
@@ -62,16 +76,16 @@ class Gate:
         *,
         settings: Settings,
         keyring: Keyring,
-        admin_token: str,
-        local_scope: bytes,
+        secrets: GateSecrets,
         drain: DrainNotice,
+        client_ids: ClientIds | None = None,
     ) -> None:
         self._app = app
         self._settings = settings
         self._keyring = keyring
-        self._admin_token = admin_token
-        self._local_scope = local_scope
+        self._secrets = secrets
         self._drain = drain
+        self._client_ids = client_ids
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match scope["type"]:
@@ -98,6 +112,8 @@ class Gate:
             case Admitted():
                 state = {"request_id": request_id, "caller": verdict.caller, "role": verdict.role, "path": knock.path}
                 scope["state"] = {**scope.get("state", {}), **state}
+                if client_id is not None and verdict.role == "caller" and self._client_ids is not None:
+                    self._client_ids.also_known_as(verdict.caller.cache_owner, request_id, client_id)
                 try:
                     await self._app(scope, receive, answer.send)
                 except Exception as error:  # noqa: BLE001  the last place where it can become an answer
@@ -116,8 +132,8 @@ class Gate:
         house = House(
             settings=self._settings,
             records=self._keyring.records,
-            local_scope=self._local_scope,
-            admin_token=self._admin_token,
+            local_scope=self._secrets.local_scope,
+            admin_token=self._secrets.admin_token,
             phase="draining" if self._drain.is_draining() else "serving",
         )
         return admit(knock, house, match_key)

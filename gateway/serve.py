@@ -21,6 +21,7 @@ import uvicorn
 from gateway.app import create_app
 from gateway.auth import check_bind
 from gateway.blas import worker_environment
+from gateway.cache_doors import CacheAccess
 from gateway.cachestore_child import CachestoreSettings
 from gateway.catalog import Catalog
 from gateway.config import Settings, SettingsError, prepare_directories
@@ -34,10 +35,11 @@ from gateway.control import (
 )
 from gateway.dispatch import Dispatch, DispatchSettings
 from gateway.fleet_terms import FleetSettings
-from gateway.gate import DrainFlag
+from gateway.gate import DrainFlag, GateSecrets
 from gateway.keys import Keyring
 from gateway.logs import configure_logging
 from gateway.private_files import read_or_make_secret
+from gateway.request_recorder import RequestRecorder
 from protocol.ids import Incarnation
 from protocol.launch import CachestoreLaunch
 
@@ -69,11 +71,15 @@ async def _serve(settings: Settings, keyring: Keyring, listener: socket.socket) 
     _log.info("worker_blas", blas=environment.description)
     catalog = Catalog([Path(directory) for directory in settings.models_directories])
     drain_flag = DrainFlag()
+    recorder = RequestRecorder(
+        keep_seconds=60.0 * settings.explain.keep_minutes, clock=time.monotonic, unix_clock=time.time
+    )
     dispatch = Dispatch(
         dispatch_settings(settings, environment.environment),
         catalog,
         clock=time.monotonic,
         unix_clock=time.time,
+        observer=recorder,
     )
     app = create_app(
         settings=settings,
@@ -81,9 +87,12 @@ async def _serve(settings: Settings, keyring: Keyring, listener: socket.socket) 
         catalog=catalog,
         generator=dispatch,
         status_source=dispatch,
-        admin_token=make_admin_token(settings.admin_token_path),
-        local_scope=read_or_make_secret(settings.local_salt_path),
+        secrets=GateSecrets(
+            admin_token=make_admin_token(settings.admin_token_path),
+            local_scope=read_or_make_secret(settings.local_salt_path),
+        ),
         drain=drain_flag,
+        cache=CacheAccess(control=dispatch, recorder=recorder),
     )
     server = _Server(
         uvicorn.Config(

@@ -10,6 +10,7 @@ from gateway.openai.schema import GenerationOptions
 from protocol.failures import Failure, FailureKind
 
 Body = TypeVar("Body", bound=GenerationOptions)
+Plain = TypeVar("Plain")
 
 _IGNORED = frozenset(
     {
@@ -62,18 +63,12 @@ class Decoded(Struct, Generic[Body], frozen=True, kw_only=True):
 
 def decode(body: bytes, request_type: type[Body]) -> Decoded[Body] | Failure:
     """Read a body. Every malformed one, whatever its bytes, is a Failure."""
-    try:
-        body.decode()  # msgspec skips over what it does not keep, bad UTF-8 included
-        request = msgspec.json.decode(body, type=request_type)
-        values = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    except msgspec.ValidationError as why:
-        return _invalid_field(str(why))
-    except RecursionError:
-        return _malformed("it is nested too deeply")
-    except UnicodeDecodeError as why:
-        return _malformed(f"byte {why.start} is not UTF-8")
-    except (msgspec.MsgspecError, ValueError, OverflowError) as why:
-        return _malformed(str(why) if isinstance(why, msgspec.MsgspecError) else "a number is out of range")
+    request = decode_plain(body, request_type)
+    values = decode_plain(body, dict[str, msgspec.Raw])
+    if isinstance(request, Failure):
+        return request
+    if isinstance(values, Failure):
+        return values
     present = [name for name, value in values.items() if bytes(value) != b"null"]
     for name in present:
         if name in _REFUSED:
@@ -84,6 +79,21 @@ def decode(body: bytes, request_type: type[Body]) -> Decoded[Body] | Failure:
             )
     honoured = set(request_type.__struct_fields__) - _IGNORED
     return Decoded(request=request, ignored=tuple(name for name in present if name not in honoured))
+
+
+def decode_plain(body: bytes, body_type: type[Plain]) -> Plain | Failure:
+    """Read a body that is no generation request. Every malformed one, whatever its bytes, is a Failure."""
+    try:
+        body.decode()  # msgspec skips over what it does not keep, bad UTF-8 included
+        return msgspec.json.decode(body, type=body_type)
+    except msgspec.ValidationError as why:
+        return _invalid_field(str(why))
+    except RecursionError:
+        return _malformed("it is nested too deeply")
+    except UnicodeDecodeError as why:
+        return _malformed(f"byte {why.start} is not UTF-8")
+    except (msgspec.MsgspecError, ValueError, OverflowError) as why:
+        return _malformed(str(why) if isinstance(why, msgspec.MsgspecError) else "a number is out of range")
 
 
 def ignored_header(names: tuple[str, ...]) -> str:

@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from gateway.catalog import ModelEntry
-from gateway.gate import AnswerCutShort, Gate, Receive, Scope, Send
+from gateway.gate import AnswerCutShort, Gate, GateSecrets, Receive, Scope, Send
 from gateway.keys import Keyring
 from gateway.operations import AdminStatus, GatewayStatus, admin_status, model_object, readiness
 from gateway.status import LastExit, ModelStatus, ServiceStatus
@@ -174,8 +174,7 @@ async def test_an_answer_cut_short_is_not_ended_as_if_whole(house: House):
         breaks,
         settings=house.settings,
         keyring=Keyring(house.settings.keys_path),
-        admin_token="",
-        local_scope=b"",
+        secrets=GateSecrets(admin_token="", local_scope=b""),
         drain=house.drain,
     )
     house.app = gate
