@@ -13,15 +13,17 @@ import pytest
 from mlx_lm.generate import generate_step
 
 from protocol.generation import ChosenLogprob
-from protocol.ids import BLOCK_TOKENS, GRAIN_TOKENS
+from protocol.ids import BLOCK_TOKENS, GRAIN_TOKENS, BlockKey
 from protocol.sampling import Sampling
-from tests.worker.parts import GREEDY, prepared
+from tests.worker.parts import FINGERPRINT, GREEDY, prepared
 from tests.worker.test_prefix_cache import RecordingDisk
 from tests.worker.tiny_models import CONFIGS, VOCABULARY, make_tiny_model
+from worker import hashing
+from worker.mlx_blocks import read_block, write_block
 from worker.mlx_engine import MlxEngine
 from worker.mlx_model import LoadedModel, context_tokens, fingerprint, load_model
 from worker.prefix_cache import PrefixCache
-from worker.prefix_index import PrefixIndex
+from worker.prefix_index import Block, PrefixIndex
 
 CUTTABLE = {"llama", "deepseek_v3", "deepseek_v32"}
 """Families that can be taken up again after any token; the others only where a state was kept."""
@@ -219,6 +221,50 @@ def test_a_hit_says_what_a_cold_run_says(model_of: Callable[[str], Model], famil
     if desk.engine.prefix_reuse.available:
         assert desk.cached["next turn"] >= length
         assert desk.cached["again"] == length - 1
+
+
+def after_a_restart(desk: Desk, model: Model, folder: Path) -> Desk:
+    """A new engine whose cache holds what the old one's blocks are as files."""
+    fresh = Desk(model)
+    fresh.index.open_root(hashing.root(FINGERPRINT, b"").digest)
+    for number, block in enumerate(desk.index.blocks()):
+        tokens = len(block.grains) * GRAIN_TOKENS
+        if not tokens:
+            continue
+        path = str(folder / f"{number}.safetensors")
+        write_block(path, block, tokens, {})
+        parts = read_block(path, tokens)
+        fresh.index.insert(
+            Block(
+                key=BlockKey(block.grains[-1]),
+                parent=block.parent,
+                start=block.start,
+                token_ids=block.token_ids[:tokens],
+                grains=block.grains,
+                payload=parts.payload,
+                kv_bytes=parts.kv_bytes,
+                states=parts.states,
+            )
+        )
+    return fresh
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("length", [255, 256, 257, 513])
+def test_a_hit_from_disk_says_what_a_cold_run_says(
+    model_of: Callable[[str], Model], family: str, length: int, tmp_path: Path
+) -> None:
+    """K02, K03: dtypes, offsets and states survive the files; reuse reaches to the last whole grain."""
+    model = model_of(family)
+    desk = Desk(model)
+    first = prompt(length, length)
+    desk.ask("first", first, 6, slice_tokens=200)
+    fresh = after_a_restart(desk, model, tmp_path)
+    for name, token_ids in {"again": first, "other ending": [*first[: length - 3], 9, 8, 7, 6]}.items():
+        assert fresh.ask(name, token_ids, 6, slice_tokens=150) == model.says(token_ids, 6), name
+
+    if fresh.engine.prefix_reuse.available:
+        assert fresh.cached["again"] >= (length - 1) // GRAIN_TOKENS * GRAIN_TOKENS
 
 
 # --- batches --------------------------------------------------------------------------------------------------------
