@@ -1,0 +1,114 @@
+"""What the benchmarks share: which software and machine a figure belongs to, medians with their spread, tables, bars."""
+
+import importlib.metadata
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+from msgspec import Struct
+from rich.console import Console
+from rich.table import Table
+
+_WIDTH = 118
+_SILENT = ("",)
+
+
+class Spread(Struct, frozen=True, kw_only=True):
+    """The middle of some measurements, with the smallest and the largest."""
+
+    median: float
+    least: float
+    most: float
+    repeats: int
+
+    def text(self, digits: int = 2) -> str:
+        """`0.46 (0.44-0.51)`; a single measurement has no spread."""
+        if self.repeats == 1:
+            return f"{self.median:.{digits}f}"
+        return f"{self.median:.{digits}f} ({self.least:.{digits}f}-{self.most:.{digits}f})"
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Of at least one measurement."""
+    return Spread(median=statistics.median(values), least=min(values), most=max(values), repeats=len(values))
+
+
+def versions() -> str:
+    """One line that must stand beside every figure: the same benchmark elsewhere gives others."""
+    names = ("mlxd", "mlx", "mlx-lm")
+    installed = [f"{name} {_version(name)}" for name in names]
+    memory_gb = psutil.virtual_memory().total / 1e9
+    machine = f"{_cpu_name()}, {os.cpu_count()} cores, {memory_gb:.0f} GB, {platform.system()} {platform.machine()}"
+    return ", ".join([*installed, f"Python {platform.python_version()}", machine])
+
+
+def load_warning() -> str:
+    """Says when others use this machine, for then seconds mean little."""
+    busy = os.getloadavg()[0]
+    return f"load average {busy:.1f}: not an idle machine, take no figure of this run further" if busy > 0.7 else ""
+
+
+def print_head(title: str) -> None:
+    """What is measured, with what, on what."""
+    lines = [line for line in (title, versions(), load_warning()) if line not in _SILENT]
+    print("\n".join(lines), flush=True)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """The first column is text, the others are numbers."""
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=_WIDTH, highlight=False).print(table)
+
+
+def save_bars(
+    path: Path, title: str, unit: str, groups: Sequence[str], series: Mapping[str, Sequence[float]], note: str
+) -> None:
+    """A PNG of horizontal bars, one colour per series, each with its number. A zero draws no bar and says `-`."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 0.5 + len(groups) * (0.2 + 0.22 * len(series))), dpi=110)
+    height = 0.8 / len(series)
+    for number, (name, values) in enumerate(series.items()):
+        places = [row + (number - (len(series) - 1) / 2) * height for row in range(len(groups))]
+        bars = axes.barh(places, values, height * 0.9, label=name)
+        axes.bar_label(bars, [f"{value:.3g}" if value else "-" for value in values], padding=3, fontsize=8)
+    axes.set_yticks(range(len(groups)), groups)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlabel(unit)
+    axes.set_title(title, loc="left", fontsize=10)
+    axes.legend(fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.text(0.01, 0.005, note, fontsize=5)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, bbox_inches="tight")
+    pyplot.close(figure)
+    print(f"picture: {path}")
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "(checkout)" if name == "mlxd" else "(absent)"
+
+
+def _cpu_name() -> str:
+    if sys.platform == "darwin":
+        asked = subprocess.run(
+            ["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False
+        )
+        return asked.stdout.strip() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
