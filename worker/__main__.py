@@ -199,7 +199,7 @@ class Worker:
             launch.persist,
             reuse_off_reason=engine.prefix_reuse.reason,
         )
-        max_rows = launch.max_rows if loaded.is_batchable else 1
+        max_rows = launch.max_rows if engine.is_batchable else 1
         loop = StepLoop(
             engine=engine,
             scheduler=Scheduler(SchedulerSettings(max_rows=max_rows, slice_seconds=launch.prefill_slice_seconds)),
@@ -233,6 +233,7 @@ class Worker:
         )
         log.info("ready", model=launch.model, load_seconds=round(time.monotonic() - started, 2), context=context)
         loop.run()
+        cold.lift_staging_budget()
         cache.store_everything()
         left = cold.stop(PERSIST_SECONDS)
         log.info("drained", model=launch.model, blocks_stored=cold.stored_blocks, blocks_left=left)

@@ -7,6 +7,7 @@ each request wait; it is asked again by itself after that.
 import contextlib
 import itertools
 import queue
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -158,6 +159,10 @@ class ColdCache(Generic[Payload]):
     def unpin(self, owner: str, name: str) -> None:
         request = UnpinBlocks(call_id=next(self._calls), owner=owner, name=name)
         self._jobs.put((2, next(self._order), _PinJob(request)))
+
+    def lift_staging_budget(self) -> None:
+        """Before the model leaves memory: its blocks are there already, so queueing them costs nothing."""
+        self._staging_budget_bytes = sys.maxsize
 
     def is_storing(self, key: BlockKey) -> bool:
         with self._lock:

@@ -211,7 +211,8 @@ class StepLoop(Generic[Payload]):
 
     def _is_drained(self) -> bool:
         """Whether to leave now. Asked before each wait as well: the last row may have ended with the last step."""
-        if self._drain_until is None or (not self._scheduler.is_empty and self._clock() < self._drain_until):
+        is_busy = bool(self._warming) or not self._scheduler.is_empty
+        if self._drain_until is None or (is_busy and self._clock() < self._drain_until):
             return False
         for request_id in [*self._rows, *self._warming]:
             self._fail(

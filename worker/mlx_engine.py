@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
+import structlog
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from protocol.generation import ChosenLogprob, PrefixReuse, TokenLogprob
@@ -23,6 +24,8 @@ from worker.mlx_sampling import BatchSampler
 from worker.mlx_state import leaves, resume, row_snapshot, shape_of, snapshot, state_bytes
 from worker.prefix_index import Block, BlockUse, State
 from worker.sequence import BooksDoNotAddUp, Prepared
+
+log = structlog.get_logger()
 
 _CLEAR_EVERY_STEPS = 512
 _CLEAR_PREFILL_TOKENS = 2048
@@ -78,6 +81,11 @@ class MlxEngine:
         self.prefix_reuse = loaded.prefix_reuse
         if self.prefix_reuse.available and (fault := self._reuse_fault()):
             self.prefix_reuse = PrefixReuse(available=False, reason=fault)
+
+    @property
+    def is_batchable(self) -> bool:
+        """Whether several rows may decode in one step."""
+        return self._is_batchable
 
     @property
     def active_bytes(self) -> int:
@@ -265,8 +273,13 @@ class MlxEngine:
         self._vocabulary_size = logits.shape[-1]
         self._layout = KVLayout.of(leaves(caches), self._shape.cut)
         if self._is_batchable:
-            batch = [type(cache).merge([cache, cache]) for cache in caches]
-            mx.eval(self._model(mx.zeros((2, 1), mx.int32), cache=batch))
+            try:
+                batch = [type(cache).merge([cache, cache]) for cache in caches]
+                mx.eval(self._model(mx.zeros((2, 1), mx.int32), cache=batch))
+            except (TypeError, ValueError, NotImplementedError, AttributeError) as why:
+                # A family nobody has listed yet: one row at a time is slower, and right.
+                log.warning("rows_are_not_batched", error=type(why).__name__, reason=str(why)[:200])
+                self._is_batchable = False
         mx.clear_cache()
 
     def _reuse_fault(self) -> str:
