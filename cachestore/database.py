@@ -47,14 +47,16 @@ CREATE TABLE pinned_blocks (block INTEGER, pinned_set INTEGER, PRIMARY KEY (bloc
 CREATE INDEX pinned_blocks_by_set ON pinned_blocks (pinned_set);
 CREATE TABLE writes (day INTEGER PRIMARY KEY, written_bytes INTEGER NOT NULL);
 """
+_CHECKPOINT_PAGES = 256  # a small log: it counts towards the quota
+_REBUILDING_CHECKPOINT_PAGES = 8192  # every transaction of a rebuild touches hundreds of pages all over the file
 _SETTINGS = (
     "auto_vacuum = FULL",  # deleted rows give their bytes back: they count towards the quota
     "journal_mode = WAL",
     "synchronous = NORMAL",
     "checkpoint_fullfsync = 1",
-    "wal_autocheckpoint = 256",
+    f"wal_autocheckpoint = {_CHECKPOINT_PAGES}",
     "journal_size_limit = 1048576",
-    "cache_size = -32768",
+    "cache_size = -65536",
     "temp_store = MEMORY",
     "busy_timeout = 2000",
 )
@@ -91,6 +93,17 @@ def transaction(database: sqlite3.Connection) -> Generator[None]:
         if database.in_transaction:  # some errors have rolled back already
             database.execute("ROLLBACK")
         raise
+
+
+def let_log_grow(database: sqlite3.Connection) -> None:
+    """Many changes are to come: up to 32 MiB of them before the file itself is written and flushed."""
+    database.execute(f"PRAGMA wal_autocheckpoint = {_REBUILDING_CHECKPOINT_PAGES}")
+
+
+def shrink_log(database: sqlite3.Connection) -> None:
+    """They have come: empty the log and keep it small again."""
+    database.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+    database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
 def _prepare(database: sqlite3.Connection) -> None:

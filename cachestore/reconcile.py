@@ -12,6 +12,7 @@ from pathlib import Path
 import structlog
 
 from cachestore import disk
+from cachestore.database import let_log_grow, shrink_log
 from cachestore.index import NewBlock, StrayKind, StrayRow
 from cachestore.layout import (
     OWN_NAMES,
@@ -38,6 +39,8 @@ def reconcile(store: Store) -> Generator[None]:
     """Compare everything once. Each `next` is a step of well under a millisecond; requests may be served in between."""
     store.reconcile_wanted = False
     adopted = dropped = 0
+    if not store.is_reconciled:  # nothing is written meanwhile, so that a large log takes no room from blocks
+        let_log_grow(store.index.database)
     models = {
         entry.name
         for entry in disk.list_directory(store.directory)
@@ -68,6 +71,7 @@ def reconcile(store: Store) -> Generator[None]:
                 yield
             yield
     yield from _count_strays(store, models)
+    shrink_log(store.index.database)
     store.make_room(0)
     store.is_reconciled = True
     _log.info(

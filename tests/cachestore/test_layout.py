@@ -148,3 +148,17 @@ def test_joined_digests_split_into_the_same(digests):
     """The index stores grains joined."""
     grains = tuple(Grain(digest) for digest in digests)
     assert split_digests(join_digests(grains)) == grains
+
+
+def test_owner_and_time_to_live_come_back_and_may_be_absent():
+    """A block of before them has neither; both survive in the file what the index does not."""
+    kept = block_metadata(FINGERPRINT, KEY, BlockKey(b""), GRAINS, 256, owner="0011", ttl_seconds=90)
+    assert (parse_metadata(kept).owner, parse_metadata(kept).ttl_seconds) == ("0011", 90.0)
+    assert (parse_metadata(METADATA).owner, parse_metadata(METADATA).ttl_seconds) == ("", None)
+
+
+@pytest.mark.parametrize("text", ["", "soon", "0", "-1", "inf", "nan"])
+def test_a_time_to_live_that_is_none_is_refused(text):
+    """Nonsense in a file is not adopted."""
+    with pytest.raises(BadMetadata, match="ttl_seconds"):
+        parse_metadata({**METADATA, "ttl_seconds": text})
