@@ -190,26 +190,40 @@ def pins_of_owner(
     owner: str, status: ServiceStatus, disk: Described | None, *, unix_now: float
 ) -> tuple[PinObject, ...]:
     """Both tiers' books joined by name."""
-    pins: dict[str, PinObject] = {}
-    for model in status.models:
-        age = model.seconds_since_pong or 0.0
-        for pin in model.books.pins if model.books else ():
-            if pin.owner != owner:
-                continue
-            before = pins.get(pin.name) or _no_pin(pin.name)
-            expires = None if pin.expires_seconds is None else unix_now - age + pin.expires_seconds
-            pins[pin.name] = msgspec.structs.replace(
+    hot = [
+        (model.name, model.books, model.seconds_since_pong or 0.0) for model in status.models if model.books is not None
+    ]
+    return tuple(pin for whose, pin in _pins(hot, disk, unix_now=unix_now) if whose == owner)
+
+
+def pins_of_all(books: AdminCache, *, unix_now: float) -> tuple[tuple[str, PinObject], ...]:
+    """Every pin with its owner."""
+    hot = [(row.model, row.books, 0.0) for row in books.models if row.books is not None]
+    return _pins(hot, books.disk, unix_now=unix_now)
+
+
+def _pins(
+    hot: Iterable[tuple[ModelName, Pong, float]], disk: Described | None, *, unix_now: float
+) -> tuple[tuple[str, PinObject], ...]:
+    """By owner and name. Books are some seconds old, and so are their times to live."""
+    pins: dict[tuple[str, str], PinObject] = {}
+    for model, books, age_seconds in hot:
+        for pin in books.pins:
+            before = pins.get((pin.owner, pin.name)) or _no_pin(pin.name)
+            expires = None if pin.expires_seconds is None else unix_now - age_seconds + pin.expires_seconds
+            pins[pin.owner, pin.name] = msgspec.structs.replace(
                 before,
-                models=(*before.models, model.name),
+                models=(*before.models, model),
                 tokens=max(before.tokens, pin.tokens),
                 hot_bytes=before.hot_bytes + pin.size_bytes,
                 expires_unix=expires,
             )
     for pin in disk.pins if disk else ():
-        if pin.owner == owner:
-            before = pins.get(pin.name) or msgspec.structs.replace(_no_pin(pin.name), expires_unix=pin.expires_unix)
-            pins[pin.name] = msgspec.structs.replace(before, disk_blocks=pin.blocks, disk_bytes=pin.file_bytes)
-    return tuple(pins[name] for name in sorted(pins))
+        before = pins.get((pin.owner, pin.name))
+        if before is None:
+            before = msgspec.structs.replace(_no_pin(pin.name), expires_unix=pin.expires_unix)
+        pins[pin.owner, pin.name] = msgspec.structs.replace(before, disk_blocks=pin.blocks, disk_bytes=pin.file_bytes)
+    return tuple((owner, pin) for (owner, _), pin in sorted(pins.items(), key=lambda item: item[0]))
 
 
 def admin_cache(

@@ -9,15 +9,17 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from gateway.cache_cli import cache_app, explain_request, warm_prefix
 from gateway.catalog import Catalog
-from gateway.config import Settings, SettingsError, home_directory, load_settings
+from gateway.cli_output import ConfigOption, console, settings_of, size_text, table
+from gateway.config import SettingsError, home_directory, load_settings
 from gateway.control import ControlError, fetch_status
-from gateway.keys import KeysError, add_key, list_keys, remove_key
+from gateway.durations import duration_text, parse_duration_seconds
+from gateway.keys import KeysError, add_key, list_keys, remove_key, shares_cache_with
 from gateway.operations import AdminModel, AdminStatus, mlxd_version
+from gateway.recipes import RecipeError
 from gateway.status import LastExit
 
 app = typer.Typer(
@@ -29,15 +31,16 @@ app = typer.Typer(
 )
 keys_app = typer.Typer(help="API keys: who may call.", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")
-
-ConfigOption = Annotated[Path | None, typer.Option("--config", help="Settings file; mlxd.toml in the home otherwise.")]
+app.add_typer(cache_app, name="cache")
+app.command("warm")(warm_prefix)
+app.command("explain")(explain_request)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script. Ends the process."""
     try:
         app(args=arguments if arguments is None else list(arguments), prog_name="mlxd")
-    except (SettingsError, KeysError, ControlError) as why:
+    except (SettingsError, KeysError, ControlError, RecipeError) as why:
         print(f"mlxd: {' '.join(str(why).split())}", file=sys.stderr)
         sys.exit(1)
 
@@ -70,7 +73,7 @@ def status(
     json: Annotated[bool, typer.Option("--json", help="Print the whole answer as JSON.")] = False,
 ) -> None:
     """What the running service does now."""
-    answer = fetch_status(_settings(config))
+    answer = fetch_status(settings_of(config))
     if json:
         print(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
     else:
@@ -80,21 +83,21 @@ def status(
 @app.command()
 def models(config: ConfigOption = None) -> None:
     """List the models that can be served, and what is wrong with the others."""
-    settings = _settings(config)
+    settings = settings_of(config)
     entries = Catalog([Path(directory) for directory in settings.models_directories]).entries()
     if not entries:
         places = ", ".join(settings.models_directories)
         print(f"mlxd: no model below {places}: put a folder with a config.json and its weights there", file=sys.stderr)
         return
-    table = _table("model", "size", "context", "problem")
+    rows = table("model", "size", "context", "problem")
     for entry in entries:
-        table.add_row(
+        rows.add_row(
             Text(entry.name),
-            _size(entry.weight_bytes),
+            size_text(entry.weight_bytes),
             "-" if entry.context_tokens is None else str(entry.context_tokens),
             Text(entry.problem or "-"),
         )
-    _console().print(table)
+    console().print(rows)
 
 
 @app.command()
@@ -114,9 +117,27 @@ def show_version() -> None:
 
 
 @keys_app.command("add")
-def keys_add(name: Annotated[str, typer.Argument(help="Who gets it: a label for logs.")]) -> None:
+def keys_add(
+    name: Annotated[str, typer.Argument(help="Who gets it: a label for logs.")],
+    share_cache_with: Annotated[
+        str | None, typer.Option(help="A key whose cached prefixes this one uses, and the other way round.")
+    ] = None,
+    cache_ttl: Annotated[
+        str | None, typer.Option(help="How long its unused blocks stay on disk, as 8h or 7d; no limit otherwise.")
+    ] = None,
+) -> None:
     """Make a key and show it, once."""
-    key = add_key(_keys_path(), name, now_unix=int(time.time()))
+    try:
+        cache_ttl_seconds = None if cache_ttl is None else parse_duration_seconds(cache_ttl)
+    except ValueError as why:
+        raise KeysError(f"--cache-ttl: {why}") from None
+    key = add_key(
+        _keys_path(),
+        name,
+        now_unix=int(time.time()),
+        share_cache_with=share_cache_with,
+        cache_ttl_seconds=cache_ttl_seconds,
+    )
     print(key)
     print("mlxd: this is the only time it is shown; a running service knows it already", file=sys.stderr)
 
@@ -128,10 +149,15 @@ def keys_list() -> None:
     if not records:
         print("mlxd: no keys: only this machine can be served; make one with `mlxd keys add NAME`", file=sys.stderr)
         return
-    table = _table("name", "made")
+    rows = table("name", "made", "shares its cache with", "unused blocks stay")
     for record in records:
-        table.add_row(record.name, time.strftime("%Y-%m-%d %H:%M", time.localtime(record.created_unix)))
-    _console().print(table)
+        rows.add_row(
+            record.name,
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(record.created_unix)),
+            ", ".join(shares_cache_with(records, record)) or "-",
+            "-" if record.cache_ttl_seconds is None else duration_text(record.cache_ttl_seconds),
+        )
+    console().print(rows)
 
 
 @keys_app.command("remove")
@@ -146,48 +172,32 @@ def keys_remove(name: Annotated[str, typer.Argument(help="The key's name.")]) ->
 # --- what it looks like ----------------------------------------------------------------------------------------------
 
 
-def _settings(config: Path | None) -> Settings:
-    return load_settings(config, home=home_directory(os.environ))
-
-
 def _keys_path() -> Path:
     return home_directory(os.environ) / "keys.json"
 
 
-def _console() -> Console:
-    """As wide as needed when nobody looks: a pipe must not get cut words."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
 def _print_status(answer: AdminStatus) -> None:
-    console = _console()
+    out = console()
     gateway = answer.gateway
-    console.print(f"mlxd {gateway.version}, process {gateway.pid}, up {_duration(gateway.uptime_seconds)}")
-    table = _table("model", "state", "pid", "open", "waiting", "steps", "restarts", "memory", "remark")
+    out.print(f"mlxd {gateway.version}, process {gateway.pid}, up {duration_text(gateway.uptime_seconds)}")
+    rows = table("model", "state", "pid", "open", "waiting", "steps", "restarts", "memory", "remark")
     for model in answer.models:
-        table.add_row(*_model_row(model))
-    console.print(table)
+        rows.add_row(*_model_row(model))
+    out.print(rows)
     for model in answer.models:
         for line in _last_lines(model):
-            console.print(Text(f"  {model.name}: {line}"))
+            out.print(Text(f"  {model.name}: {line}"))
     store = answer.cachestore
     if store is None:
-        console.print("cache on disk: off")
+        out.print("cache on disk: off")
     elif store.books is None:
-        console.print(Text(f"cache on disk: {store.state}{_last_exit(store.last_exit)}"))
+        out.print(Text(f"cache on disk: {store.state}{_last_exit(store.last_exit)}"))
     else:
         books = store.books
-        console.print(
+        out.print(
             f"cache on disk: {store.state}, {books.blocks} blocks, "
-            f"{_size(books.file_bytes)} of {_size(books.quota_bytes)}, {_size(books.written_bytes)} written, "
-            f"{books.evicted} evicted, {books.quarantined} quarantined"
+            f"{size_text(books.file_bytes)} of {size_text(books.quota_bytes)}, "
+            f"{size_text(books.written_bytes)} written, {books.evicted} evicted, {books.quarantined} quarantined"
         )
 
 
@@ -197,7 +207,7 @@ def _model_row(model: AdminModel) -> tuple[Text | str, ...]:
         return (Text(model.name), "absent", "-", "0", "0", "0", "0", "-", Text(model.problem or "-"))
     if process.loading is not None:
         done = 100 * process.loading.done_bytes // max(1, process.loading.total_bytes)
-        loading = f"{done} % of {_size(process.loading.total_bytes)} loaded"
+        loading = f"{done} % of {size_text(process.loading.total_bytes)} loaded"
     else:
         loading = ""
     remark = model.problem or loading or process.stuck_reason or _last_exit(process.last_exit).removeprefix(", ") or "-"
@@ -209,7 +219,7 @@ def _model_row(model: AdminModel) -> tuple[Text | str, ...]:
         str(process.waiting_requests),
         str(process.steps),
         str(process.restarts),
-        "-" if process.memory_bytes is None else _size(process.memory_bytes),
+        "-" if process.memory_bytes is None else size_text(process.memory_bytes),
         Text(remark),
     )
 
@@ -222,18 +232,3 @@ def _last_lines(model: AdminModel) -> tuple[str, ...]:
 
 def _last_exit(last: LastExit | None) -> str:
     return "" if last is None else f", last exit: {last.reason}"
-
-
-def _size(count: int) -> str:
-    amount = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1000
-    return f"{amount:.1f} TB"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

@@ -5,6 +5,7 @@ import http.client
 import secrets
 import socket
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import psutil
@@ -54,25 +55,59 @@ def make_admin_token(path: Path) -> str:
     return token
 
 
+class ServiceAnswer(Struct, frozen=True, kw_only=True):
+    """What the running service answered."""
+
+    status: int
+    body: bytes
+
+
 def fetch_status(settings: Settings) -> AdminStatus:
     """Ask the running service. Raises ControlError."""
     address = announced_service(settings)
+    answer = ask_service(settings, "GET", "/admin/status", token=read_admin_token(settings))
+    if answer.status != http.client.OK:
+        raise ControlError(
+            f"port {address.port} answered {answer.status}: another program may listen there; restart mlxd serve"
+        )
     try:
-        token = read_private(settings.admin_token_path).decode("ascii").strip()
+        return msgspec.json.decode(answer.body, type=AdminStatus)
+    except msgspec.DecodeError as why:
+        raise ControlError(f"the service is of another version ({why}); restart it") from None
+
+
+def read_admin_token(settings: Settings) -> str:
+    """The running service's. Raises ControlError."""
+    try:
+        return read_private(settings.admin_token_path).decode("ascii").strip()
     except (OSError, UnicodeDecodeError, FileNotPrivate) as why:
         raise ControlError(f"no admin token ({why}); restart mlxd serve, as the user you are now") from None
+
+
+def ask_service(
+    settings: Settings,
+    method: Literal["GET", "POST", "DELETE"],
+    path: str,
+    *,
+    token: str | None,
+    body: bytes | None = None,
+    timeout_seconds: float = _ANSWER_SECONDS,
+) -> ServiceAnswer:
+    """One exchange with the running service, as whoever the token or key says. Raises ControlError."""
+    address = announced_service(settings)
+    # The name stands in for the address: a service may serve certain hosts only, and always this one.
+    headers = {"Host": _host_to_name(settings, address)}
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    if body is not None:
+        headers["Content-Type"] = "application/json"
     connection = http.client.HTTPConnection(
-        _EVERY_ADDRESS.get(address.host, address.host), address.port, timeout=_ANSWER_SECONDS
+        _EVERY_ADDRESS.get(address.host, address.host), address.port, timeout=timeout_seconds
     )
     try:
-        # The name stands in for the address: a service may serve certain hosts only, and always this one.
-        connection.request(
-            "GET",
-            "/admin/status",
-            headers={"Authorization": f"Bearer {token}", "Host": _host_to_name(settings, address)},
-        )
+        connection.request(method, path, body=body, headers=headers)
         answer = connection.getresponse()
-        body = answer.read()
+        return ServiceAnswer(status=answer.status, body=answer.read())
     except (OSError, http.client.HTTPException) as why:
         raise ControlError(
             f"no answer from {address.host} port {address.port} ({type(why).__name__}); "
@@ -80,14 +115,6 @@ def fetch_status(settings: Settings) -> AdminStatus:
         ) from None
     finally:
         connection.close()
-    if answer.status != http.client.OK:
-        raise ControlError(
-            f"port {address.port} answered {answer.status}: another program may listen there; restart mlxd serve"
-        )
-    try:
-        return msgspec.json.decode(body, type=AdminStatus)
-    except msgspec.DecodeError as why:
-        raise ControlError(f"the service is of another version ({why}); restart it") from None
 
 
 def open_port(host: str, port: int) -> socket.socket:

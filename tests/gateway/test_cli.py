@@ -181,12 +181,12 @@ async def test_status_of_a_running_service(mlxd: Command, home: Path, hosts: dic
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         announce_service(house.settings, ServiceAddress(pid=os.getpid(), host=house.settings.host, port=port))
-        assert (await asyncio.to_thread(fetch_status, house.settings)).gateway.pid == os.getpid()
-        code, table, _ = await asyncio.to_thread(mlxd, "status")
-        assert code == 0
-        for words in ("org/name", "ready", "4711", "killed by signal 9", f"process {os.getpid()}"):
-            assert words in table
-        with structlog.testing.capture_logs():  # this service shares its standard output with the command
+        with structlog.testing.capture_logs():  # it shares its output with the command, and logs after it answered
+            assert (await asyncio.to_thread(fetch_status, house.settings)).gateway.pid == os.getpid()
+            code, table, _ = await asyncio.to_thread(mlxd, "status")
+            assert code == 0
+            for words in ("org/name", "ready", "4711", "killed by signal 9", f"process {os.getpid()}"):
+                assert words in table
             code, text, _ = await asyncio.to_thread(mlxd, "status", "--json")
         assert json.loads(text)["models"][0]["process"]["pid"] == 4711
         house.settings.admin_token_path.write_text("another")
