@@ -316,7 +316,7 @@ class Store:
     def forget(self, criteria: audit.PurgeCriteria, *, asked_by: str, now_unix: float) -> tuple[int, int]:
         """Delete all blocks that match, and what lies in quarantine. How many blocks, and their bytes.
 
-        The audit line comes first, so that no purge is without one; only a disk that refuses it makes it wait.
+        The audit line comes first, so that no purge is without one. A disk that refuses it is asked again afterwards.
         """
         fingerprint, unused_for_seconds = criteria.fingerprint, criteria.unused_for_seconds
         unused_since_unix = None if unused_for_seconds is None else now_unix - unused_for_seconds
@@ -333,7 +333,10 @@ class Store:
             audit.append(self.directory, line)
         except OSError:
             forgotten = self._forget(wanted)  # a full disk, most likely: now there is room for it
-            audit.append(self.directory, line)
+            try:
+                audit.append(self.directory, line)
+            except OSError as why:
+                _log.error("audit_line_lost", line=str(line), why=why.strerror, then="this log is its only trace")
             return forgotten
         return self._forget(wanted)
 

@@ -382,6 +382,21 @@ def test_a_full_disk_does_not_keep_a_purge_from_being_made_and_written_down(work
     assert json.loads((directory / "audit.log").read_text())["blocks"] == 1
 
 
+def test_a_purge_whose_line_cannot_be_written_is_made_all_the_same(worker, directory, monkeypatch, capsys):
+    """What must go goes; the process's own log keeps the line."""
+    worker.store_all(chain("a", 16))
+
+    def refuse(*_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(audit, "append", refuse)
+    assert forget(worker, asked_by="somebody").blocks == 1
+    assert block_paths(directory) == []
+    logged = capsys.readouterr().out
+    assert "audit_line_lost" in logged
+    assert "somebody" in logged
+
+
 def test_old_formats_go_with_a_purge_of_their_model_or_age(directory, clock):
     """Nobody can read whose they are, so forgetting an owner takes them too."""
     old = directory / "0ldm0del" / "ab" / ("ab" * 16 + ".safetensors")
