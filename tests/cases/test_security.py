@@ -16,12 +16,14 @@ import pytest
 
 from gateway.app import create_routes
 from gateway.catalog import Catalog
+from gateway.replies import Reply
 from gateway.status import ServiceStatus
+from protocol.generation import Generate, Warm
+from protocol.ids import ModelName
 from tests.cases.conftest import MODEL
 from tests.fakes.http_answers import CHAT, COMPLETIONS, ask, ask_whole, assert_serves, body, open_stream
 from tests.fakes.live_service import LiveService
 from tests.fakes.script_model import said_by
-from tests.fakes.scripted_generator import ScriptedGenerator, says
 
 MARK = "zqxmarkzqx"
 
@@ -65,6 +67,11 @@ def raw(service: LiveService, method: str, target: str, headers: dict[str, str] 
 # --- S01 -------------------------------------------------------------------------------------------------------------
 
 
+class _NoGenerator:
+    def submit(self, model: ModelName, generate: Generate | Warm) -> Reply:
+        raise AssertionError("the table is read, nothing is asked")
+
+
 class _NoStatus:
     def status(self) -> ServiceStatus:
         return ServiceStatus()
@@ -75,7 +82,7 @@ def route_table(service: LiveService) -> list[tuple[str, str]]:
     routes = create_routes(
         settings=service.settings,
         catalog=Catalog([]),
-        generator=ScriptedGenerator(says("")),
+        generator=_NoGenerator(),
         status_source=_NoStatus(),
     )
     return sorted(

@@ -16,7 +16,9 @@ from typing import IO, TypeVar
 import httpx
 import psutil
 
-from gateway.cli import AdminStatus, ControlError, Settings, fetch_status, load_settings
+from gateway.config import Settings, load_settings
+from gateway.control import ControlError, fetch_status
+from gateway.operations import AdminStatus
 from gateway.status import ModelStatus
 
 ROOT = Path(__file__).parents[2]
