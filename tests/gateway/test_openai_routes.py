@@ -62,6 +62,26 @@ async def test_a_whole_chat_answer() -> None:
 
 
 @ROUTES
+async def test_details_come_to_who_asks(path: str, body: Callable[..., dict[str, Any]]) -> None:
+    """With the header: request id, timings and what the cache did, in the whole answer and in a stream's last chunk,
+    be that the usage's or the one with the finish reason. Without it: no such key at all."""
+    app = openai_app(ScriptedGenerator(says("word")))
+    asked = {"content-type": "application/json", "x-mlxd-details": "1"}
+    whole = (await call(app, path, body(), headers=asked)).json
+    assert whole["mlxd"]["request_id"].startswith("req_")
+    assert whole["mlxd"]["timings"]["prefill_slices"] == TIMINGS.prefill_slices
+    assert whole["mlxd"]["cache"]["ram_tokens"] == 0
+    for options in ({}, {"stream_options": {"include_usage": True}}):
+        *events, done = (await call(app, path, body(stream=True, **options), headers=asked)).events
+        assert done == "[DONE]"
+        assert ["mlxd" in json.loads(event) for event in events] == [False] * (len(events) - 1) + [True]
+        plain = await call(app, path, body(stream=True, **options))
+        assert len(plain.events) == len(events) + 1
+        assert b'mlxd":' not in plain.body
+    assert "mlxd" not in (await call(app, path, body())).json
+
+
+@ROUTES
 async def test_a_joined_stream_equals_the_whole_answer(path: str, body: Callable[..., dict[str, Any]]) -> None:
     """B01, B04: no half character in any chunk, one finish_reason, [DONE], and the same text as without stream."""
     script = says("ok 👩", "‍🚀", " 東京", "", "end01", reason=FinishReason.LENGTH)

@@ -1,4 +1,7 @@
-"""A cachestore that only tells its books. A program; dies when its directory is named `dies_at_start`."""
+"""A cachestore that tells its books and forgets. A program; dies when its directory is named `dies_at_start`.
+
+It answers Forget behind the next Describe, so that replies come in another order than requests.
+"""
 
 import os
 import sys
@@ -8,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from protocol.addresses import cachestore_socket
-from protocol.blocks import BlockReply, BlockRequest, Describe, Described
+from protocol.blocks import BlockReply, BlockRequest, Describe, Described, Forget, Forgotten
 from protocol.launch import CachestoreLaunch
 from protocol.sockets import Listener
 
@@ -27,11 +30,14 @@ def main() -> int:
     threading.Thread(target=exit_with_parent, daemon=True).start()
     path = cachestore_socket(Path(launch.runtime_directory))
     listener: Listener[BlockRequest, BlockReply] = Listener(path, BlockRequest)  # pyright: ignore[reportArgumentType]
+    forgets: list[int] = []
     while True:
         received = listener.receive(1.0)
         if received is None:
             continue
         peer, request = received
+        if isinstance(request, Forget):
+            forgets.append(request.call_id)
         if isinstance(request, Describe):
             listener.send(
                 peer,
@@ -47,6 +53,8 @@ def main() -> int:
                     quarantined=0,
                 ),
             )
+            while forgets:
+                listener.send(peer, Forgotten(call_id=forgets.pop(), blocks=3, file_bytes=9))
 
 
 if __name__ == "__main__":

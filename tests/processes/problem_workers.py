@@ -23,6 +23,7 @@ from protocol.generation import (
     Failed,
     Finished,
     FinishReason,
+    ForgetHot,
     Generate,
     LastWords,
     Ping,
@@ -31,8 +32,10 @@ from protocol.generation import (
     PrefixReuse,
     Queued,
     Ready,
+    SetBudget,
     TextPrompt,
     Timings,
+    Unpin,
     Usage,
     WorkerCommand,
     WorkerEvent,
@@ -63,6 +66,8 @@ class EchoWorker:
         self.streaming: set[RequestId] = set()
         self.steps = 0
         self.draining = False
+        self.budget_bytes = launch.hot_cache_bytes
+        self.orders: dict[str, int] = {}
 
     def introduce(self) -> None:
         self.hello(PROTOCOL_VERSION)
@@ -120,8 +125,15 @@ class EchoWorker:
                         active_bytes=1,
                         hot_cache_bytes=0,
                         hot_cache_blocks=0,
+                        hot_cache_budget_bytes=self.budget_bytes,
+                        misses=self.orders,
                     )
                 )
+            case SetBudget(hot_cache_bytes=budget_bytes):
+                self.budget_bytes = budget_bytes
+            case Unpin() | ForgetHot():
+                name = type(command).__name__
+                self.orders[name] = self.orders.get(name, 0) + 1
             case Welcome():
                 pass
             case Refused():
