@@ -37,16 +37,21 @@ Reason = Literal[
 WORKER_REASONS = {
     "absent": "nothing of this prefix was in the cache",
     "below_block": f"what is missing ends inside a block of {BLOCK_TOKENS} tokens, and only whole ones were kept",
+    "busy": "too much of the cache on disk was being read just then, so the prefix was computed instead",
     "budget": "the day's write budget of the disk is spent, so the prefix was not kept there: raise it, or wait",
     "disk_slower": "the prefix is on disk, and to read it would have taken longer than to compute it again",
     "evicted": "the prefix was dropped to make room: raise the cache's budget (`mlxd cache budget`), or pin the prefix",
+    "failed": "the cachestore could not look it up; its log says why",
     "hybrid_boundary": "this model keeps state that cannot be cut anywhere; reuse ends at its last checkpoint",
     "integrity": "a block's checksum was wrong, so it and all after it were computed again; the log names it",
+    "no_space": "the cache's volume is full: make room",
     "off": "prefix reuse is off for this model; GET /v1/models says why",
     "quota": "the cache on disk is full: raise `quota` in mlxd.toml",
+    "read_only": "the cache's volume is mounted read-only: mount it for writing",
     "restarted": "the model's process was restarted in between, and the prefix was in its memory only",
     "timeout": "the cachestore did not answer in time, so the prefix was computed instead",
     "unavailable": "the cachestore was not there, so the prefix was computed; `mlxd cache status` shows its state",
+    "unreadable": "a block on disk could not be read, so it and all after it were computed again; the log names it",
 }
 """In plain words. `absent` is no reason of its own: the comparison knows better, when there is something to compare."""
 

@@ -26,7 +26,7 @@ _MONTH = (
     r"(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?"
     r"|Nov(?:ember)?|Dec(?:ember)?)"
 )
-_DAY = r"[0-9]{1,2}(?:st|nd|rd|th)?"
+_DAY = r"[0-9]{1,2}(?:st|[nr]d|th)?"
 
 # Every repetition has an upper bound and no repetition holds another unbounded one: linear in the text's length.
 _VOLATILE = re.compile(

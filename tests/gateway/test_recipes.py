@@ -78,7 +78,7 @@ def test_hidden_files_are_not_meant(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("model = ", "not valid TOML"),
-        ("modle = 'm'", "unknown field"),
+        ("mdl = 'm'", "unknown field"),
         ("model = 'm'", "nothing to warm"),
         ("system = 's'", "for which model"),
         ("model = 'm'\nfiles = ['/etc/passwd']", "below the recipe's folder"),
