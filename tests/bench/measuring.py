@@ -1,4 +1,5 @@
-"""What the benchmarks share: which software and machine a figure belongs to, medians with their spread, tables, bars."""
+# pyright: basic
+"""What benchmarks share: which software and machine a figure belongs to, medians with their spread, tables, bars."""
 
 import importlib.metadata
 import os

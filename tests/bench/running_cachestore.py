@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import msgspec
@@ -95,7 +95,7 @@ class RunningCachestore:
 
 
 @contextlib.contextmanager
-def running_cachestore() -> Iterator[RunningCachestore]:
+def running_cachestore() -> Generator[RunningCachestore]:
     """Started, in a temporary directory that goes with it."""
     parent = "/tmp" if Path("/tmp").is_dir() else None  # a socket's path must be short
     directory = Path(tempfile.mkdtemp(prefix="mlxdb", dir=parent))
