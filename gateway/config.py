@@ -53,13 +53,17 @@ Seconds = Annotated[float, Meta(ge=0)]
 
 
 class CacheSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={
-    "quota_bytes": "quota", "free_floor_bytes": "free_floor",
+    "quota_bytes": "quota", "free_floor_bytes": "free_floor", "daily_write_bytes": "daily_write",
 }):  # fmt: skip
-    """The KV cache on disk. `free_floor_bytes` stay free on its volume, whatever the quota says."""
+    """The KV cache on disk. `free_floor_bytes` stay free on its volume, whatever the quota says.
+
+    `daily_write_bytes` are written in a day at most: an SSD wears by what is written, not by what is kept.
+    """
 
     directory: str
     quota_bytes: int = 50 * 1024**3
     free_floor_bytes: int = 5 * 1024**3
+    daily_write_bytes: int = 200 * 1024**3
     persist: PersistPolicy = "second-touch"
 
 
@@ -160,7 +164,7 @@ def default_runtime_directory(home: Path, *, user_id: int) -> Path:
 
 
 # The values that are not yet what they mean when TOML has been read.
-_SIZES = ("cache.quota", "cache.free_floor", "worker.hot_cache", "limits.max_body")
+_SIZES = ("cache.quota", "cache.free_floor", "cache.daily_write", "worker.hot_cache", "limits.max_body")
 _PATHS = ("models_directories", "runtime_directory", "cache.directory")
 
 

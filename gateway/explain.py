@@ -38,7 +38,7 @@ WORKER_REASONS = {
     "absent": "nothing of this prefix was in the cache",
     "below_block": f"what is missing ends inside a block of {BLOCK_TOKENS} tokens, and only whole ones were kept",
     "busy": "too much of the cache on disk was being read just then, so the prefix was computed instead",
-    "budget": "the day's write budget of the disk is spent, so the prefix was not kept there: raise it, or wait",
+    "budget": "the day's write budget of the disk is spent, so the prefix was not kept there: raise `daily_write`",
     "disk_slower": "the prefix is on disk, and to read it would have taken longer than to compute it again",
     "evicted": "the prefix was dropped to make room: raise the cache's budget (`mlxd cache budget`), or pin the prefix",
     "failed": "the cachestore could not look it up; its log says why",

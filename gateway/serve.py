@@ -162,6 +162,7 @@ def dispatch_settings(settings: Settings, environment: Mapping[str, str]) -> Dis
                 incarnation=Incarnation(0),
                 quota_bytes=settings.cache.quota_bytes,
                 free_floor_bytes=settings.cache.free_floor_bytes,
+                daily_write_bytes=settings.cache.daily_write_bytes,
                 log_level=settings.log_level,
             ),
         ),

@@ -182,6 +182,7 @@ def test_values_travel_to_the_children(tmp_path: Path):
         incarnation=Incarnation(1),
         quota_bytes=settings.cache.quota_bytes,
         free_floor_bytes=settings.cache.free_floor_bytes,
+        daily_write_bytes=settings.cache.daily_write_bytes,
     )
     assert msgspec.json.decode(msgspec.json.encode(launch), type=CachestoreLaunch) == launch
     assert msgspec.json.encode(settings)
