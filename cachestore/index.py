@@ -6,6 +6,7 @@ Every mutation is one transaction. `last_used` counts uses, it is no clock; it s
 
 # ruff: noqa: S608 -- only this module's own constants are put into SQL; every value is bound
 
+import itertools
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ _COLUMNS = (
 )
 _FROM = "FROM blocks b JOIN models m ON m.id = b.model"
 _WHOLE_BYTES = GRAINS_PER_BLOCK * DIGEST_BYTES
+_PARTS_LOOKED_AT = 64  # of many conversations that begin alike, those used last
 _CHUNKS = (16, 128)  # keys asked for in one query: a short first one, since most walks end early
 
 StrayKind = Literal["foreign", "quarantine", "other"]
@@ -125,8 +127,9 @@ class BlockIndex:
 
     # --- questions --------------------------------------------------------------------------------------------------
 
-    def walk(self, fingerprint: str, grains: Sequence[Grain], skip_blocks: int) -> list[Match]:
-        """The unbroken run of blocks on this chain after `skip_blocks`: whole ones, and perhaps the start of a last."""
+    def walk(self, fingerprint: str, grains: Sequence[Grain], skip_blocks: int, parts: int = 1) -> list[Match]:
+        """The unbroken run of blocks on this chain after `skip_blocks`: whole ones, and then at most `parts` blocks
+        that hold the start of the next one, best first."""
         model = self._models.get(fingerprint)
         if model is None or skip_blocks < 0:
             return []
@@ -151,8 +154,10 @@ class BlockIndex:
             break
         if slot <= whole_slots:
             start = slot * GRAINS_PER_BLOCK
-            part = self._deepest_part(model, parents[slot], grains[start : start + GRAINS_PER_BLOCK])
-            if part is not None:
+            slot_grains = grains[start : start + GRAINS_PER_BLOCK]
+            if parts > 1:
+                matches += self._several_parts(model, parents[slot], slot_grains, parts)
+            elif (part := self._deepest_part(model, parents[slot], slot_grains)) is not None:
                 matches.append(part)
         return matches
 
@@ -427,6 +432,18 @@ class BlockIndex:
             count = (shared + too_many) // 2
         return None if shares_most is None else Match(row=shares_most, grains=shared)
 
+    def _several_parts(self, model: int, parent: BlockKey, slot: Sequence[Grain], most: int) -> list[Match]:
+        """Blocks that share grains with this slot, those that share most first."""
+        if not slot:
+            return []
+        rows = self._database.execute(
+            f"SELECT {_COLUMNS} FROM grains g CROSS JOIN blocks b ON b.id = g.block JOIN models m ON m.id = b.model"
+            " WHERE g.grain = ? AND b.model = ? AND b.parent = ? AND NOT b.condemned ORDER BY b.last_used DESC LIMIT ?",
+            (slot[0], model, parent, _PARTS_LOOKED_AT),
+        )
+        matches = [Match(row=row, grains=_shared(row, slot)) for row in map(_block_row, rows)]
+        return sorted(matches, key=lambda match: -match.grains)[:most]
+
     def _block_with(self, model: int, parent: BlockKey, grain: Grain) -> BlockRow | None:
         return self._one(
             f"SELECT {_COLUMNS} {_FROM} WHERE b.model = ? AND b.key = ? AND b.parent = ? AND NOT b.condemned",
@@ -440,6 +457,11 @@ class BlockIndex:
             model,
             parent,
         )
+
+
+def _shared(row: BlockRow, slot: Sequence[Grain]) -> int:
+    """How many grains of a block lie on this slot, of which at least the first does."""
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(row.grains, slot, strict=False)))
 
 
 _Values = tuple[int, str, bytes, bytes, bytes, int, bytes, int, int, int, str, int]

@@ -193,7 +193,7 @@ class Service:
     # --- the verbs --------------------------------------------------------------------------------------------------
 
     def _lookup(self, store: Store, request: Lookup) -> Found:
-        matches = store.index.walk(request.fingerprint, request.grains, request.skip_blocks)
+        matches = store.index.walk(request.fingerprint, request.grains, request.skip_blocks, request.parts)
         blocks = tuple(
             FoundBlock(key=match.row.key, grains=match.grains, file_bytes=match.row.file_bytes) for match in matches
         )
@@ -205,7 +205,7 @@ class Service:
         reason = "absent" if store.is_reconciled else "reconciling"
         sound: list[LeasedBlock] = []
         pinned: list[int] = []
-        for match in store.index.walk(request.fingerprint, request.grains, request.skip_blocks):
+        for match in store.index.walk(request.fingerprint, request.grains, request.skip_blocks, request.parts):
             verdict = store.verify(match)
             if verdict != "sound":
                 reason = verdict

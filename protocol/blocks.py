@@ -16,13 +16,16 @@ class Lookup(Struct, frozen=True, kw_only=True, tag=True):
     """How much of a chain is on disk, without reading it.
 
     `grains` are the chain digests of the prompt, one per GRAIN_TOKENS tokens from the root; `skip_blocks` whole
-    blocks at its start are not needed (they are in RAM).
+    blocks at its start are not needed (they are in RAM). `parts` is how many blocks may be named that hold a part of
+    the slot after the last whole one: more than one for a model that can be taken up again only where a state is,
+    since which of them has one there is known to their readers alone.
     """
 
     call_id: int
     fingerprint: str
     grains: tuple[Grain, ...]
     skip_blocks: int = 0
+    parts: int = 1
 
 
 class Fetch(Struct, frozen=True, kw_only=True, tag=True):
@@ -32,6 +35,7 @@ class Fetch(Struct, frozen=True, kw_only=True, tag=True):
     fingerprint: str
     grains: tuple[Grain, ...]
     skip_blocks: int = 0
+    parts: int = 1
 
 
 class Stage(Struct, frozen=True, kw_only=True, tag=True):
@@ -111,7 +115,10 @@ BlockRequest = Lookup | Fetch | Stage | Publish | Release | Forget | PinBlocks |
 
 
 class FoundBlock(Struct, frozen=True, kw_only=True):
-    """A block on disk of which the first `grains` grains match the chain asked for (all, except for the last block)."""
+    """A block on disk of which the first `grains` grains match the chain asked for.
+
+    All of a whole block's do. Blocks that match in part are all of the slot after the last whole one.
+    """
 
     key: BlockKey
     grains: int

@@ -46,7 +46,7 @@ from worker.loop import StepLoop
 from worker.messages import InboxMessage
 from worker.parent import read_launch, when_parent_is_gone
 from worker.prefix_cache import PrefixCache
-from worker.prefix_index import PrefixIndex
+from worker.prefix_index import Boundary, PrefixIndex
 from worker.scheduler import Scheduler, SchedulerSettings
 from worker.text_plane import TextPlane
 
@@ -182,6 +182,7 @@ class Worker:
         if not engine.prefix_reuse.available:
             log.warning("prefix_reuse_off", model=launch.model, reason=engine.prefix_reuse.reason)
 
+        boundary: Boundary = "states" if engine.keeps_states else "any_token"
         cold: ColdCache[dict[str, Any]] = ColdCache(
             connect=self._connect_cachestore,
             fingerprint=loaded.fingerprint,
@@ -189,10 +190,9 @@ class Worker:
             write=write_block,
             deliver=self._inbox.put,
             clock=time.monotonic,
+            boundary=boundary,
         )
-        index: PrefixIndex[dict[str, Any]] = PrefixIndex(
-            launch.hot_cache_bytes, "states" if engine.keeps_states else "any_token"
-        )
+        index: PrefixIndex[dict[str, Any]] = PrefixIndex(launch.hot_cache_bytes, boundary)
         cache = PrefixCache(
             index,
             cold,

@@ -40,13 +40,16 @@ from protocol.sockets import Peer, PeerGone
 from worker.messages import BlocksFetched, BlockStored
 from worker.prefix_cache import Fetch as PrefixFetch
 from worker.prefix_cache import FetchOutcome
-from worker.prefix_index import Block, BlockParts
+from worker.prefix_index import Block, BlockParts, Boundary
 from worker.sequence import Prepared
 
 Payload = TypeVar("Payload")
 
 FIRST_READ_BYTES_PER_SECOND = 1e9
 """What a disk is believed to read before it was measured."""
+
+STATEFUL_PARTS = 4
+"""How many blocks that share the last part of a prompt are read for a model that needs a state in one of them."""
 
 LOOKUP_SECONDS = 0.5
 """How long the index may take to answer; it needs about a millisecond. A request waits for this one."""
@@ -103,6 +106,7 @@ class ColdCache(Generic[Payload]):
         write: Callable[[str, Block[Payload], int, dict[str, str]], None],
         deliver: Callable[[BlocksFetched[Payload] | BlockStored], None],
         clock: Callable[[], float],
+        boundary: Boundary = "any_token",
         staging_budget_bytes: int = 1024**3,
     ) -> None:
         self._connect = connect
@@ -111,6 +115,7 @@ class ColdCache(Generic[Payload]):
         self._write = write
         self._deliver = deliver
         self._clock = clock
+        self._parts = 1 if boundary == "any_token" else STATEFUL_PARTS
         self._staging_budget_bytes = staging_budget_bytes
         self._jobs: queue.PriorityQueue[tuple[int, int, PrefixFetch[Payload] | Block[Payload] | _PinJob | _StopJob]] = (
             queue.PriorityQueue()
@@ -231,12 +236,15 @@ class ColdCache(Generic[Payload]):
                 fingerprint=self._fingerprint,
                 grains=prepared.grains,
                 skip_blocks=first_slot,
+                parts=self._parts,
             ),
             LOOKUP_SECONDS,
         )
         if not isinstance(found, Found):
             raise ColdCacheUnavailable(_reason(found))
-        gained = first_slot * BLOCK_TOKENS + sum(block.grains for block in found.blocks) * GRAIN_TOKENS - held
+        whole = sum(block.grains == _GRAINS for block in found.blocks)
+        part = max((block.grains for block in found.blocks if block.grains < _GRAINS), default=0)
+        gained = (first_slot + whole) * BLOCK_TOKENS + part * GRAIN_TOKENS - held
         if gained <= 0:
             return FetchOutcome("" if blocks else "absent")
         file_bytes = sum(block.file_bytes for block in found.blocks)
@@ -256,6 +264,7 @@ class ColdCache(Generic[Payload]):
                 fingerprint=self._fingerprint,
                 grains=prepared.grains,
                 skip_blocks=first_slot,
+                parts=self._parts,
             ),
             CALL_SECONDS,
         )
@@ -263,9 +272,11 @@ class ColdCache(Generic[Payload]):
             raise ColdCacheUnavailable(_reason(reply))
         read_bytes = 0
         try:
-            for slot, leased in enumerate(reply.blocks, first_slot):
+            slot = first_slot
+            for leased in reply.blocks:
                 blocks.append(self._block(prepared, slot, leased.grains, leased.path))
                 read_bytes += blocks[-1].size_bytes
+                slot += leased.grains == _GRAINS
         finally:
             self._send_release(peer, reply.lease)
         seconds = self._clock() - started

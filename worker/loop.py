@@ -412,7 +412,10 @@ class StepLoop(Generic[Payload]):
             return
         request_id = row.prepared.request_id
         state = self._engine.state(request_id)
-        self._cache.keep_state(row.prepared, self._engine.token_ids(request_id), position, state)
+        token_ids = self._engine.token_ids(request_id)
+        self._cache.keep_state(
+            row.prepared, token_ids, position, state, lambda a, b: self._engine.cut(request_id, a, b)
+        )
 
     def _send_delta(self, row: _Row, text: str) -> None:
         if not text and not row.unsent_logprobs:

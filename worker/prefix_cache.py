@@ -218,14 +218,28 @@ class PrefixCache(Generic[Payload]):
             start = stop
         return start
 
-    def keep_state(self, prepared: Prepared, token_ids: Sequence[int], position: int, state: State[Payload]) -> None:
+    def keep_state(
+        self,
+        prepared: Prepared,
+        token_ids: Sequence[int],
+        position: int,
+        state: State[Payload],
+        cut: Callable[[int, int], tuple[Payload, int]],
+    ) -> None:
         """Keep what the layers that cannot be cut hold after `position` tokens, whose blocks were kept just before."""
         if not self._is_on or position == 0:
             return
         start = (position - 1) // BLOCK_TOKENS * BLOCK_TOKENS
         parent = self._parent_of(prepared, token_ids, start)
-        if parent is not None:
-            self._note_evicted(self._index.attach(parent, tuple(token_ids[start:position]), state))
+        if parent is None:
+            return
+        own = tuple(token_ids[start:position])
+        if self._policy != "off" and self._index.wants_own_block(parent, own):
+            block = self._new_block(prepared, parent, start, own, cut)
+            block.states[len(own)] = state
+            self._note_evicted(self._index.insert(block))
+        else:
+            self._note_evicted(self._index.attach(parent, own, state))
 
     def request_over(self, prepared: Prepared, token_ids: Sequence[int], touched: Sequence[BlockKey]) -> None:
         """Blocks that it shared with an earlier request go to disk; under `through`, so do all that it made.
@@ -357,14 +371,26 @@ class PrefixCache(Generic[Payload]):
         token_ids: tuple[int, ...],
         cut: Callable[[int, int], tuple[Payload, int]],
     ) -> BlockKey | None:
-        chain = grains(prepared.root.secret, parent, token_ids)
-        key = block_key(prepared.root.secret, parent, chain, token_ids)
         if self._index.holds(parent, token_ids):
-            return key
+            chain = grains(prepared.root.secret, parent, token_ids)
+            return block_key(prepared.root.secret, parent, chain, token_ids)
+        block = self._new_block(prepared, parent, start, token_ids, cut)
+        self._note_evicted(self._index.insert(block))
+        return block.key if block.key in self._index else None
+
+    def _new_block(
+        self,
+        prepared: Prepared,
+        parent: BlockKey,
+        start: int,
+        token_ids: tuple[int, ...],
+        cut: Callable[[int, int], tuple[Payload, int]],
+    ) -> Block[Payload]:
+        chain = grains(prepared.root.secret, parent, token_ids)
         payload, kv_bytes = cut(start, start + len(token_ids))
         cache = prepared.request.cache
-        block = Block(
-            key=key,
+        return Block(
+            key=block_key(prepared.root.secret, parent, chain, token_ids),
             parent=parent,
             start=start,
             token_ids=token_ids,
@@ -375,10 +401,6 @@ class PrefixCache(Generic[Payload]):
             ttl_seconds=cache.disk_ttl_seconds,
             is_storable=cache.retention == "disk",
         )
-        self._note_evicted(self._index.insert(block))
-        if key not in self._index:
-            return None
-        return key
 
     def _store(self, block: Block[Payload]) -> bool:
         if not block.is_storable or block.is_durable or not block.grains or self._cold.is_storing(block.key):

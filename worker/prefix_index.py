@@ -173,12 +173,15 @@ class PrefixIndex(Generic[Payload]):
         """Add a block below its parent, which must be a root or hot. Returns the blocks evicted to make room.
 
         A tail that this block continues is dropped (its touches are inherited), so a growing turn keeps one tail.
-        A block that a hot one contains, a missing parent and a block larger than the whole budget change nothing.
+        Of a block that a hot one contains only the states are taken; but when that one is on disk already, without
+        them, a block with states is kept beside it, so that they can go to disk too.
+        A missing parent and a block larger than the whole budget change nothing.
         """
         siblings = self._siblings(block.parent)
         if siblings is None or block.size_bytes > self._budget_bytes:
             return []
-        if (holder := self._holder(block.parent, block.token_ids)) is not None:
+        holder = self._holder(block.parent, block.token_ids)
+        if holder is not None and (block.key == holder.key or not (block.states and holder.is_durable)):
             self._add_states(holder, block.states)
             return self.shrink()
         for key in list(siblings):
@@ -205,6 +208,12 @@ class PrefixIndex(Generic[Payload]):
         if holder := self._holder(parent, token_ids):
             self._add_states(holder, {len(token_ids): state})
         return self.shrink()
+
+    def wants_own_block(self, parent: BlockKey, token_ids: tuple[int, ...]) -> bool:
+        """Whether a state after these tokens could not reach the disk with the block that holds them."""
+        holder = self._holder(parent, token_ids)
+        is_short = holder is not None and len(token_ids) < len(holder.token_ids)
+        return is_short and holder is not None and holder.is_durable and len(token_ids) not in holder.states
 
     def unpin(self, pin: tuple[str, str]) -> list[Block[Payload]]:
         """Let the blocks of a pin age again. Returns the blocks evicted."""

@@ -151,8 +151,11 @@ class WorkerSide:
             reply = self.store(grains, number, data_bytes=data_bytes, owner=owner, ttl_seconds=ttl_seconds)
             assert isinstance(reply, Published), reply
 
-    def fetch(self, grains: tuple[Grain, ...], *, fingerprint: str = FINGERPRINT, skip_blocks: int = 0) -> Leased:
-        reply = self.ask(Fetch(call_id=3, fingerprint=fingerprint, grains=grains, skip_blocks=skip_blocks))
+    def fetch(
+        self, grains: tuple[Grain, ...], *, fingerprint: str = FINGERPRINT, skip_blocks: int = 0, parts: int = 1
+    ) -> Leased:
+        request = Fetch(call_id=3, fingerprint=fingerprint, grains=grains, skip_blocks=skip_blocks, parts=parts)
+        reply = self.ask(request)
         assert isinstance(reply, Leased)
         return reply
 

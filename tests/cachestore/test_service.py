@@ -665,3 +665,16 @@ def test_metadata_that_contradicts_itself_is_not_adopted(directory):
     assert block_metadata(FINGERPRINT, BlockKey(grains[-1]), BlockKey(b""), grains, 256)["tokens"] == str(
         PER_BLOCK * 16
     )
+
+
+def test_several_blocks_may_hold_the_last_part(worker):
+    """A reader that needs more than tokens gets a choice, those that share most first; one that does not gets one."""
+    grains = chain("a", 24)
+    worker.store_all(grains)
+    worker.store(chain("b", 7, after=grains[:20]), 1)
+    worker.store(chain("c", 7, after=grains[:18]), 1)
+    asked = (*grains[:22], *chain("d", 4))
+    assert grains_found(worker, asked) == [16, 6]
+    assert grains_found(worker, asked, parts=3) == [16, 6, 4, 2]
+    assert grains_found(worker, asked, parts=2) == [16, 6, 4]
+    assert grains_found(worker, grains[:16], parts=4) == [16]

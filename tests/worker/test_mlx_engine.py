@@ -147,7 +147,10 @@ class Desk:
             request, token_ids, start, lambda a, b: self.engine.cut(request.request_id, a, b), end=end
         )
         if self.engine.keeps_states:
-            self.cache.keep_state(request, token_ids, end, self.engine.state(request.request_id))
+            state = self.engine.state(request.request_id)
+            self.cache.keep_state(
+                request, token_ids, end, state, lambda a, b: self.engine.cut(request.request_id, a, b)
+            )
         return start
 
 

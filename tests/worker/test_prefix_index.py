@@ -316,6 +316,25 @@ def test_states_of_a_block_that_is_hot_already_are_added_to_it() -> None:
     index.check()
 
 
+def test_a_state_for_a_block_on_disk_gets_a_block_of_its_own() -> None:
+    """K03: what is on disk is not written again, so the state of another prompt must come in that prompt's block."""
+    index = stateful_index((tokens(256), [256]))
+    index.blocks()[0].is_durable = True
+    other = [*tokens(240), *range(900, 930)]
+    assert index.wants_own_block(ROOT, tuple(other[:240]))
+
+    (own,) = chain_of_blocks(other[:240])
+    own.states[240] = State(tuple(other[:240]), 5)
+    index.insert(own)
+    for block in chain_of_blocks(other):
+        index.insert(block)
+
+    holder = index.match(ROOT, other, 241).uses[-1].block
+    assert holder.token_ids == tuple(other[:256])
+    assert not holder.is_durable
+    index.check()
+
+
 def test_the_pinned_stay() -> None:
     """Whatever is asked for after them; unpinned they age like any other."""
     index = index_of(tokens(300), budget_bytes=6000)
