@@ -7,6 +7,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 
+ROOT = Path(__file__).parents[2]
 _WIDTH = 118
-_SILENT = ("",)
 
 
 class Spread(Struct, frozen=True, kw_only=True):
@@ -41,11 +42,10 @@ def spread(values: Sequence[float]) -> Spread:
 
 def versions() -> str:
     """One line that must stand beside every figure: the same benchmark elsewhere gives others."""
-    names = ("mlxd", "mlx", "mlx-lm")
-    installed = [f"{name} {_version(name)}" for name in names]
+    installed = [f"{name} {importlib.metadata.version(name)}" for name in ("mlx", "mlx-lm")]
     memory_gb = psutil.virtual_memory().total / 1e9
     machine = f"{_cpu_name()}, {os.cpu_count()} cores, {memory_gb:.0f} GB, {platform.system()} {platform.machine()}"
-    return ", ".join([*installed, f"Python {platform.python_version()}", machine])
+    return ", ".join([f"mlxd {_own_version()}", *installed, f"Python {platform.python_version()}", machine])
 
 
 def load_warning() -> str:
@@ -56,7 +56,7 @@ def load_warning() -> str:
 
 def print_head(title: str) -> None:
     """What is measured, with what, on what."""
-    lines = [line for line in (title, versions(), load_warning()) if line not in _SILENT]
+    lines = [line for line in (title, versions(), load_warning()) if line]
     print("\n".join(lines), flush=True)
 
 
@@ -89,18 +89,20 @@ def save_bars(
     axes.set_title(title, loc="left", fontsize=10)
     axes.legend(fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.text(0.01, 0.005, note, fontsize=5)
+    figure.text(0.01, -0.04, note, fontsize=6)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, bbox_inches="tight")
     pyplot.close(figure)
     print(f"picture: {path}")
 
 
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "(checkout)" if name == "mlxd" else "(absent)"
+def _own_version() -> str:
+    """The checkout's, whether it is installed or not, with its commit."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        version = str(tomllib.load(file)["project"]["version"])
+    command = ["git", "describe", "--always", "--dirty=+"]
+    described = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return f"{version} ({described.stdout.strip()})" if described.returncode == 0 else version
 
 
 def _cpu_name() -> str:
