@@ -73,6 +73,7 @@ from protocol.generation import (
     Queued,
     RequestEvent,
     SetBudget,
+    Waiting,
     Warm,
     Warmed,
     WorkerCommand,
@@ -506,7 +507,7 @@ class Dispatch:
                     await self._ordered(model, SetBudget(hot_cache_bytes=budget), hands)
             case Loading():
                 worker.loading = message
-            case Queued() | Prefilling() | Delta() | Finished() | Warmed() | Failed():
+            case Queued() | Waiting() | Prefilling() | Delta() | Finished() | Warmed() | Failed():
                 await self._request_event(worker, message, hands)
             case Pong():
                 worker.books, worker.pong_at = message, self._clock()

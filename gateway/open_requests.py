@@ -8,7 +8,18 @@ from typing import Literal, TypeVar, assert_never
 from msgspec import Struct
 
 from gateway.replies import Reply
-from protocol.generation import Delta, Failed, Finished, Generate, Prefilling, Queued, RequestEvent, Warm, Warmed
+from protocol.generation import (
+    Delta,
+    Failed,
+    Finished,
+    Generate,
+    Prefilling,
+    Queued,
+    RequestEvent,
+    Waiting,
+    Warm,
+    Warmed,
+)
 from protocol.ids import Incarnation, ModelName, RequestId
 
 Key = TypeVar("Key", ModelName, Incarnation)
@@ -96,11 +107,11 @@ class OpenRequests:
             case Queued() if request.phase == "sent":
                 request.phase = "accepted"
                 request.queued = event
-            case Prefilling() if request.phase in ("sent", "accepted"):
-                request.phase = "accepted"
+            case Prefilling() | Waiting() if request.phase in ("sent", "accepted", "streaming"):
+                request.phase = "streaming" if request.phase == "streaming" else "accepted"
             case Delta() if request.phase in ("sent", "accepted", "streaming"):
                 request.phase = "streaming"
-            case Queued() | Prefilling() | Delta():
+            case Queued() | Waiting() | Prefilling() | Delta():
                 return request if request.phase == "cancelled" else None
             case _:
                 assert_never(event)

@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from protocol.generation import Delta, Failed, Finished, Prefilling, RequestEvent, Warmed
+from protocol.generation import Delta, Failed, Finished, Prefilling, RequestEvent, Waiting, Warmed
 from protocol.ids import RequestId
 
 
@@ -40,7 +40,7 @@ class Reply:
                 tokens=last.tokens + event.tokens,
                 logprobs=last.logprobs + event.logprobs,
             )
-        elif isinstance(event, Prefilling) and isinstance(last, Prefilling):
+        elif isinstance(event, Prefilling | Waiting) and isinstance(last, Prefilling | Waiting):
             self._events[-1] = event  # only the newest progress is of interest
         else:
             self._events.append(event)

@@ -12,6 +12,7 @@ from msgspec import Struct
 from protocol.failures import Failure
 from protocol.handshake import Hello, Refused, Welcome
 from protocol.ids import Grain, RequestId
+from protocol.latency import LatencyClass
 from protocol.sampling import Sampling
 
 # --- prompts -------------------------------------------------------------------------------------------------------
@@ -88,6 +89,8 @@ class Generate(Struct, frozen=True, kw_only=True, tag=True):
     """Run one row.
 
     `max_tokens` None means up to the context's end. `top_logprobs` None means no logprobs, 0 the chosen token's only.
+    `latency_class` is what the caller's key allows of what was asked; inside a class `tenant`s (a key's name) share
+    fairly.
     """
 
     request_id: RequestId
@@ -97,6 +100,8 @@ class Generate(Struct, frozen=True, kw_only=True, tag=True):
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     top_logprobs: int | None = None
+    latency_class: LatencyClass = LatencyClass.STANDARD
+    tenant: str = ""
     cache: CacheUse = CacheUse()
 
 
@@ -196,6 +201,21 @@ class Prefilling(Struct, frozen=True, kw_only=True, tag=True):
     done_tokens: int
     total_tokens: int
     cached_tokens: int
+    eta_seconds: float | None = None
+
+
+class Waiting(Struct, frozen=True, kw_only=True, tag=True):
+    """Where a request stands that cannot run yet, or is held. Sent when that changes, at most once a second.
+
+    `ahead` requests of this worker go first. `eta_seconds` until its first token, by measured rates; None is unknown.
+    `held_by` says who it waits for: `rows` (all are taken), `higher_class`, `other_model` (its prefill has the device),
+    `disk` (its prefix is being fetched), `memory`; empty: its turn has not come.
+    """
+
+    request_id: RequestId
+    ahead: int
+    eta_seconds: float | None = None
+    held_by: str = ""
 
 
 class TokenLogprob(Struct, frozen=True, kw_only=True):
@@ -240,12 +260,15 @@ class Usage(Struct, frozen=True, kw_only=True):
 
 
 class Timings(Struct, frozen=True, kw_only=True):
-    """Where the time went, by the worker's monotonic clock."""
+    """Where the time went, by the worker's monotonic clock. `held_seconds` of it were spent giving way, mostly to
+    `held_by` (see Waiting)."""
 
     queue_seconds: float
     prefill_seconds: float
     decode_seconds: float
     prefill_slices: int
+    held_seconds: float = 0.0
+    held_by: str = ""
 
 
 class CacheReport(Struct, frozen=True, kw_only=True):
@@ -332,7 +355,9 @@ class LastWords(Struct, frozen=True, kw_only=True, tag=True):
     failure: Failure
 
 
-WorkerEvent = Hello | Ready | Loading | Queued | Prefilling | Delta | Finished | Warmed | Failed | Pong | LastWords
+WorkerEvent = (
+    Hello | Ready | Loading | Queued | Waiting | Prefilling | Delta | Finished | Warmed | Failed | Pong | LastWords
+)
 
-RequestEvent = Queued | Prefilling | Delta | Finished | Warmed | Failed
+RequestEvent = Queued | Waiting | Prefilling | Delta | Finished | Warmed | Failed
 """The events that belong to one request."""

@@ -41,6 +41,7 @@ from protocol.generation import (
     Queued,
     RequestEvent,
     Usage,
+    Waiting,
     Warmed,
 )
 from protocol.ids import RequestId
@@ -81,7 +82,7 @@ class ChatStream:
                 content = [_token(token) for token in event.logprobs]
                 chunk = self._chunk(delta=ChatDelta(content=event.text), logprobs=ChatLogprobs(content=content))
                 return self._opening() + _event(chunk)
-            case Queued() | Prefilling() | Warmed():
+            case Queued() | Waiting() | Prefilling() | Warmed():
                 return self._opening()
             case Finished():
                 last = self._chunk(delta=ChatDelta(), finish_reason=_end_reason(event.reason))
@@ -129,7 +130,7 @@ class TextStream:
             case Delta():
                 logprobs = _legacy_logprobs(event.logprobs, self._offsets, self._top_logprobs)
                 return _event(self._chunk(TextChoice(text=event.text, logprobs=logprobs)))
-            case Queued() | Prefilling() | Warmed():
+            case Queued() | Waiting() | Prefilling() | Warmed():
                 return b""
             case Finished():
                 last = self._chunk(TextChoice(text="", finish_reason=_end_reason(event.reason)))

@@ -24,7 +24,7 @@ from gateway.openai.translate import chat_to_generate, completion_to_generate
 from gateway.ports import Generator, ModelLookup
 from gateway.replies import Reply
 from protocol.failures import Failure, FailureKind
-from protocol.generation import Delta, Failed, Finished, Generate, Prefilling, Queued, RequestEvent, Warmed
+from protocol.generation import Delta, Failed, Finished, Generate, Prefilling, Queued, RequestEvent, Waiting, Warmed
 from protocol.ids import ModelName, RequestId
 
 KEEPALIVE_SECONDS = 10.0
@@ -294,7 +294,7 @@ async def _collected(first: RequestEvent, reply: Reply) -> tuple[list[Delta], Fi
                 deltas.append(event)
             case Finished() | Failed():
                 return deltas, event
-            case Queued() | Prefilling() | Warmed():
+            case Queued() | Waiting() | Prefilling() | Warmed():
                 pass
             case _:
                 assert_never(event)

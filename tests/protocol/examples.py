@@ -14,6 +14,7 @@ from msgspec import Struct
 from protocol import blocks, generation, handshake
 from protocol.failures import Failure, FailureKind
 from protocol.ids import BlockKey, Grain, Incarnation, LeaseId, ModelName, RequestId
+from protocol.latency import LatencyClass
 from protocol.sampling import Sampling
 
 _REQUEST = RequestId("r-1")
@@ -46,6 +47,8 @@ def _generate(prompt: generation.Prompt) -> generation.Generate:
         stop=("end",),
         stop_token_ids=(2,),
         top_logprobs=1,
+        latency_class=LatencyClass.INTERACTIVE,
+        tenant="ada",
         cache=generation.CacheUse(
             scope=b"salt", owner="0011223344556677", retention="in_memory", disk_ttl_seconds=3600.0
         ),
@@ -96,7 +99,8 @@ EXAMPLES: tuple[Struct, ...] = (
     ),
     generation.Loading(done_bytes=1, total_bytes=2),
     generation.Queued(request_id=_REQUEST, prompt_tokens=12, message_starts=(3, 8), grains=_GRAINS),
-    generation.Prefilling(request_id=_REQUEST, done_tokens=256, total_tokens=1000, cached_tokens=128),
+    generation.Waiting(request_id=_REQUEST, ahead=2, eta_seconds=3.5, held_by="higher_class"),
+    generation.Prefilling(request_id=_REQUEST, done_tokens=256, total_tokens=1000, cached_tokens=128, eta_seconds=2.5),
     generation.Delta(
         request_id=_REQUEST,
         text="é",
@@ -107,7 +111,14 @@ EXAMPLES: tuple[Struct, ...] = (
         request_id=_REQUEST,
         reason=generation.FinishReason.STOP,
         usage=generation.Usage(prompt_tokens=12, completion_tokens=3, cached_tokens=0),
-        timings=generation.Timings(queue_seconds=0.5, prefill_seconds=0.25, decode_seconds=1.0, prefill_slices=2),
+        timings=generation.Timings(
+            queue_seconds=0.5,
+            prefill_seconds=0.25,
+            decode_seconds=1.0,
+            prefill_slices=2,
+            held_seconds=0.5,
+            held_by="rows",
+        ),
         cache=_REPORT,
         matched_stop="end",
     ),
