@@ -197,7 +197,7 @@ def main() -> None:
         pages.append("dropped")
     rows: list[list[str]] = []
     groups: list[str] = []
-    bars: dict[str, list[float]] = {"mx.load": [], "mlxd": []}
+    bars: dict[str, list[float]] = {"mlxd": [], "mx.load": []}
     with running_cachestore() as store:
         for seed, shape in enumerate(SHAPES):
             restoring = Restoring(store, shape, seed)
