@@ -107,8 +107,12 @@ class OpenRequests:
             case Queued() if request.phase == "sent":
                 request.phase = "accepted"
                 request.queued = event
-            case Prefilling() | Waiting() if request.phase in ("sent", "accepted", "streaming"):
-                request.phase = "streaming" if request.phase == "streaming" else "accepted"
+            case Prefilling() if request.phase in ("sent", "accepted"):
+                request.phase = "accepted"
+            case Waiting() if request.phase in ("sent", "accepted"):
+                request.phase = "accepted"
+            case Waiting() if request.phase == "streaming":
+                pass  # a row that gives way for a while
             case Delta() if request.phase in ("sent", "accepted", "streaming"):
                 request.phase = "streaming"
             case Queued() | Waiting() | Prefilling() | Delta():
