@@ -205,7 +205,8 @@ class Service:
         reason = "absent" if store.is_reconciled else "reconciling"
         sound: list[LeasedBlock] = []
         pinned: list[int] = []
-        for match in store.index.walk(request.fingerprint, request.grains, request.skip_blocks, request.parts):
+        found = store.index.walk(request.fingerprint, request.grains, request.skip_blocks, request.parts)
+        for match in found[: max(0, request.most_blocks)]:
             verdict = store.verify(match)
             if verdict != "sound":
                 reason = verdict

@@ -29,13 +29,17 @@ class Lookup(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Fetch(Struct, frozen=True, kw_only=True, tag=True):
-    """Lookup, then verify and pin what was found, and answer with a lease on the files."""
+    """Lookup, then verify and pin what was found, and answer with a lease on the files.
+
+    At most `most_blocks` of them: a reader of many asks for the next ones while it reads the last ones.
+    """
 
     call_id: int
     fingerprint: str
     grains: tuple[Grain, ...]
     skip_blocks: int = 0
     parts: int = 1
+    most_blocks: int = 2**31 - 1
 
 
 class Stage(Struct, frozen=True, kw_only=True, tag=True):

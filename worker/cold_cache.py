@@ -60,6 +60,9 @@ CALL_SECONDS = 5.0
 REST_SECONDS = 5.0
 """How long a silent daemon is left alone."""
 
+PIECE_BLOCKS = 4
+"""How many blocks are leased at once."""
+
 _HEADER_SLACK_BYTES = 64 * 1024
 _GRAINS = BLOCK_TOKENS // GRAIN_TOKENS
 
@@ -257,38 +260,70 @@ class ColdCache(Generic[Payload]):
                 expected_compute_seconds=compute_seconds,
             )
         started = self._clock()
-        reply = self._call(
-            peer,
-            Fetch(
-                call_id=next(self._calls),
-                fingerprint=self._fingerprint,
-                grains=prepared.grains,
-                skip_blocks=first_slot,
-                parts=self._parts,
-            ),
-            CALL_SECONDS,
-        )
-        if not isinstance(reply, Leased):
-            raise ColdCacheUnavailable(_reason(reply))
-        read_bytes = 0
-        try:
-            slot = first_slot
-            for leased in reply.blocks:
-                blocks.append(self._block(prepared, slot, leased.grains, leased.path))
-                read_bytes += blocks[-1].size_bytes
-                slot += leased.grains == _GRAINS
-        finally:
-            self._send_release(peer, reply.lease)
+        read_bytes, reason = self._read_pieces(peer, prepared, first_slot, blocks)
         seconds = self._clock() - started
         if read_bytes:
             self._read_speed.measured(read_bytes, seconds)
         return FetchOutcome(
-            reply.miss_reason if read_bytes == 0 or reply.miss_reason != "absent" else "",
+            reason if read_bytes == 0 or reason != "absent" else "",
             restored_bytes=read_bytes,
             restore_seconds=seconds,
             expected_restore_seconds=restore_seconds,
             expected_compute_seconds=compute_seconds,
         )
+
+    def _read_pieces(
+        self, peer: Peer[BlockReply, BlockRequest], prepared: Prepared, slot: int, blocks: list[Block[Payload]]
+    ) -> tuple[int, str]:
+        """Read what there is from `slot` on, piece by piece, and append it. Gives the bytes and why there is no more.
+
+        The next piece is asked for before this one is read, so the daemon checks files while this thread reads others.
+        """
+
+        def ask(from_slot: int) -> BlockRequest:
+            fetch = Fetch(
+                call_id=next(self._calls),
+                fingerprint=self._fingerprint,
+                grains=prepared.grains,
+                skip_blocks=from_slot,
+                parts=self._parts,
+                most_blocks=PIECE_BLOCKS,
+            )
+            self._send(peer, fetch)
+            return fetch
+
+        read_bytes = 0
+        asked = ask(slot)
+        while True:
+            reply = self._reply(peer, asked, CALL_SECONDS)
+            if not isinstance(reply, Leased):
+                return read_bytes, _reason(reply)
+            whole = sum(leased.grains == _GRAINS for leased in reply.blocks)
+            may_go_on = len(reply.blocks) == PIECE_BLOCKS and whole > 0
+            # Parts of the slot after the last whole block come once more with the next piece, if they were cut off.
+            taken = reply.blocks[:whole] if may_go_on else reply.blocks
+            ahead = ask(slot + whole) if may_go_on else None
+            try:
+                for leased in taken:
+                    blocks.append(self._block(prepared, slot, leased.grains, leased.path))
+                    read_bytes += blocks[-1].size_bytes
+                    slot += leased.grains == _GRAINS
+            except BaseException:
+                if ahead is not None:
+                    self._give_back(peer, ahead)
+                raise
+            finally:
+                self._send_release(peer, reply.lease)
+            if ahead is None:
+                return read_bytes, reply.miss_reason
+            asked = ahead
+
+    def _give_back(self, peer: Peer[BlockReply, BlockRequest], asked: BlockRequest) -> None:
+        """Wait for a lease that nobody wants any more, and end it."""
+        with contextlib.suppress(ColdCacheUnavailable):
+            reply = self._reply(peer, asked, CALL_SECONDS)
+            if isinstance(reply, Leased):
+                self._send_release(peer, reply.lease)
 
     def _block(self, prepared: Prepared, slot: int, grain_count: int, path: str) -> Block[Payload]:
         first_grain = slot * _GRAINS
@@ -385,13 +420,19 @@ class ColdCache(Generic[Payload]):
 
     def _call(self, peer: Peer[BlockReply, BlockRequest], request: BlockRequest, timeout_seconds: float) -> BlockReply:
         """One request and its reply. Raises ColdCacheUnavailable when none comes in time."""
+        self._send(peer, request)
+        return self._reply(peer, request, timeout_seconds)
+
+    def _send(self, peer: Peer[BlockReply, BlockRequest], request: BlockRequest) -> None:
         if self._clock() < self._resting_until:
             raise ColdCacheUnavailable("unavailable")
-        deadline = self._clock() + timeout_seconds
         try:
             peer.send(request)
         except PeerGone:
             raise ColdCacheUnavailable("unavailable") from None
+
+    def _reply(self, peer: Peer[BlockReply, BlockRequest], request: BlockRequest, timeout_seconds: float) -> BlockReply:
+        deadline = self._clock() + timeout_seconds
         while (left := deadline - self._clock()) > 0:
             for reply in peer.receive(left):
                 if isinstance(reply, MalformedMessage):

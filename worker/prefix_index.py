@@ -23,6 +23,9 @@ Boundary = Literal["any_token", "states"]
 """Where a model's cache can be taken up again: after any token, or only where a state was kept."""
 
 
+Parting = Literal["extends", "repeats", "branches"]
+
+
 class State(NamedTuple, Generic[Payload]):
     """What the layers that cannot be cut hold after one token."""
 
@@ -39,7 +42,7 @@ class Block(Generic[Payload]):
     `supersedes` names a durable shorter tail that this block contains, by its key on disk: its last grain.
     `states` maps how many of its tokens a state comes after to that state. `owner` is who may have it forgotten,
     `is_storable` whether anybody who used it lets it go to disk, for `ttl_seconds` at most when unused there.
-    `pinned_by` are the (owner, name) pairs that keep it from eviction.
+    `is_extended`: a conversation went on from it. `pinned_by` are the (owner, name) pairs that keep it from eviction.
     """
 
     key: BlockKey
@@ -54,6 +57,7 @@ class Block(Generic[Payload]):
     ttl_seconds: float | None = None
     is_storable: bool = True
     is_durable: bool = False
+    is_extended: bool = False
     supersedes: BlockKey | None = None
     touches: int = 0
     children: set[BlockKey] = field(default_factory=set[BlockKey])
@@ -88,12 +92,12 @@ class Match(NamedTuple, Generic[Payload]):
 
     `known_tokens` is how far the tokens themselves are known; more than `tokens` where no state was kept there.
     `parting` says how the prompt goes on from there: it `extends` the chain beyond all that is known of it, as the
-    next turn of a conversation does, or it `branches` off: another question on a prefix, or the same one again.
+    next turn of a conversation does; it `repeats` a prompt word for word; or it `branches` off with other words.
     """
 
     uses: tuple[BlockUse[Payload], ...]
     known_tokens: int = 0
-    parting: Literal["extends", "branches"] = "branches"
+    parting: Parting = "branches"
 
     @property
     def tokens(self) -> int:
@@ -101,9 +105,11 @@ class Match(NamedTuple, Generic[Payload]):
 
     @property
     def touched(self) -> tuple[BlockKey, ...]:
-        """The blocks that were really shared: not those of a conversation that goes on, nor a tail of which only the
-        first words are used."""
+        """The blocks that were really shared: not those of a conversation that goes on or asks its last turn again,
+        nor a tail of which only the first words are used."""
         if self.parting == "extends":
+            return ()
+        if self.parting == "repeats" and any(use.block.is_extended for use in self.uses):
             return ()
         return tuple(use.block.key for use in self.uses if use.tokens * 2 >= len(use.block.token_ids))
 
@@ -161,12 +167,13 @@ class PrefixIndex(Generic[Payload]):
         at_end = bool(uses) and uses[-1].tokens == len(uses[-1].block.token_ids) and not uses[-1].block.children
         if self._boundary == "states":
             uses = self._up_to_a_state(root, uses, token_ids, limit)
-        return Match(tuple(uses), known, "extends" if at_end else "branches")
+        return Match(tuple(uses), known, "repeats" if known == limit else "extends" if at_end else "branches")
 
     def touch(self, match: Match[Payload]) -> None:
         """Record that a prompt used these blocks."""
         for use in reversed(match.uses):
             use.block.touches += 1
+            use.block.is_extended |= match.parting == "extends"
             self._blocks.move_to_end(use.block.key)
 
     def insert(self, block: Block[Payload]) -> list[Block[Payload]]:
@@ -329,6 +336,7 @@ def _inherit(block: Block[Payload], tail: Block[Payload]) -> None:
     block.states = {**tail.states, **block.states}
     block.pinned_by |= tail.pinned_by
     block.touches = max(block.touches, tail.touches)
+    block.is_extended |= tail.is_extended
     on_disk = BlockKey(tail.grains[-1]) if tail.is_durable and tail.grains else tail.supersedes
     if on_disk is not None and block.grains and on_disk == block.grains[-1]:
         block.is_durable = True

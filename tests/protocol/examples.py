@@ -150,7 +150,7 @@ EXAMPLES: tuple[Struct, ...] = (
     generation.LastWords(failure=_FAILURE),
     # worker → cachestore
     blocks.Lookup(call_id=1, fingerprint="abc", grains=_GRAINS, skip_blocks=1, parts=4),
-    blocks.Fetch(call_id=1, fingerprint="abc", grains=_GRAINS, skip_blocks=1, parts=4),
+    blocks.Fetch(call_id=1, fingerprint="abc", grains=_GRAINS, skip_blocks=1, parts=4, most_blocks=8),
     blocks.Stage(call_id=1, fingerprint="abc", key=_KEY, file_bytes=4096, owner="ab", ttl_seconds=3600.0),
     blocks.Publish(call_id=1, lease=_LEASE, parent=BlockKey(b""), grains=_GRAINS, supersedes=_KEY),
     blocks.Release(call_id=1, lease=_LEASE),

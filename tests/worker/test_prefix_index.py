@@ -368,3 +368,20 @@ def test_what_counts_as_shared(asked: list[int], touched: int) -> None:
     match = index_of(tokens(300)).match(ROOT, asked, len(asked) - 1)
 
     assert len(match.touched) == touched
+
+
+def test_a_turn_asked_again_is_no_sharing() -> None:
+    """A retry late in a conversation must not write the whole conversation; another question on its prefix does."""
+    index = index_of(tokens(300))
+    going_on = index.match(ROOT, tokens(400), 399)
+    assert going_on.parting == "extends"
+    index.touch(going_on)
+    for block in chain_of_blocks(tokens(400)):
+        index.insert(block)
+
+    again = index.match(ROOT, tokens(400), 399)
+    other = index.match(ROOT, [*tokens(390), 7, 7], 391)
+
+    assert (again.parting, again.touched) == ("repeats", ())
+    assert other.parting == "branches"
+    assert len(other.touched) == 2
