@@ -17,7 +17,7 @@ from msgspec import Struct
 from cachestore.layout import HEADER_LENGTH_BYTES, QUARANTINE_DIRECTORY, BadBlock, check_header, header_bytes
 from protocol.block_file import BlockMetadata
 
-_READ_BYTES = 4 * 1024 * 1024
+_READ_BYTES = 1024 * 1024
 _F_BARRIERFSYNC = 85  # of <sys/fcntl.h> on macOS; Python does not name it
 
 
@@ -226,12 +226,12 @@ def _inspect(descriptor: int) -> Inspected:
     found = _identity(os.fstat(descriptor))
     metadata = _metadata(descriptor, found)
     digest = xxhash.xxh3_128()
-    view = memoryview(bytearray(min(_READ_BYTES, found.file_bytes)))
     read_bytes = 0
-    with open(descriptor, "rb", buffering=0, closefd=False) as file:
-        while count := file.readinto(view):
-            digest.update(view[:count])
-            read_bytes += count
+    # Fresh bytes at each read: twice as fast here as one buffer read into again and again. A mapping would be faster
+    # still, and a disk's read error would then kill this process instead of being one block's end.
+    while data := os.read(descriptor, _READ_BYTES):
+        digest.update(data)
+        read_bytes += len(data)
     if read_bytes != found.file_bytes or _identity(os.fstat(descriptor)) != found:
         raise BadBlock("it changed while it was read")
     return Inspected(metadata=metadata, checksum=digest.digest(), identity=found)
