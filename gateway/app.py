@@ -4,16 +4,19 @@ import time
 
 from litestar import Litestar
 
+from gateway.admission import ClassLimits, DayTokens
 from gateway.cache_doors import CacheAccess, CacheDoors
 from gateway.cache_routes import cache_admin_router, cache_router
 from gateway.catalog import Catalog
 from gateway.config import Settings
+from gateway.front_desk import FrontDesk
 from gateway.gate import DrainNotice, Gate, GateSecrets
 from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS
 from gateway.keys import Keyring
-from gateway.openai.routes import openai_router
+from gateway.openai.routes import Patience, openai_router
 from gateway.operations import operations_router
 from gateway.ports import Generator
+from gateway.request_routes import request_admin_router, request_router
 from gateway.status import StatusSource
 
 
@@ -40,7 +43,12 @@ def create_app(
     )
     return Gate(
         create_routes(
-            settings=settings, catalog=catalog, generator=generator, status_source=status_source, cache_doors=doors
+            settings=settings,
+            catalog=catalog,
+            generator=generator,
+            status_source=status_source,
+            cache_doors=doors,
+            tokens=keyring.tokens,
         ),
         settings=settings,
         keyring=keyring,
@@ -57,8 +65,20 @@ def create_routes(
     generator: Generator,
     status_source: StatusSource,
     cache_doors: CacheDoors | None = None,
+    tokens: DayTokens | None = None,
 ) -> Litestar:
     """What lies behind the gate. Never serve it without one: it lets everybody in."""
+    desk = FrontDesk(
+        class_limits=ClassLimits(
+            interactive=settings.limits.max_queued_interactive,
+            standard=settings.limits.max_queued_standard,
+            batch=settings.limits.max_queued_batch,
+        ),
+        tokens=DayTokens() if tokens is None else tokens,
+        status_source=status_source,
+        clock=time.monotonic,
+        unix_clock=time.time,
+    )
     cache_routers = (
         []
         if cache_doors is None
@@ -69,7 +89,19 @@ def create_routes(
             operations_router(
                 catalog=catalog, status_source=status_source, context_limit=settings.worker.context_tokens
             ),
-            openai_router(generator, catalog, max_body_bytes=settings.limits.max_body_bytes, unix_clock=time.time),
+            openai_router(
+                generator,
+                catalog,
+                desk,
+                max_body_bytes=settings.limits.max_body_bytes,
+                unix_clock=time.time,
+                patience=Patience(
+                    keepalive_seconds=settings.waiting.keepalive_seconds,
+                    headers_seconds=settings.waiting.headers_seconds,
+                ),
+            ),
+            request_router(desk),
+            request_admin_router(desk),
             *cache_routers,
         ],
         exception_handlers=OPENAI_EXCEPTION_HANDLERS,

@@ -142,7 +142,11 @@ def _identify(
         record = match(house.records, key)
         if record is not None:
             caller = Caller(
-                key_name=record.name, cache_scope=record.cache_scope, cache_ttl_seconds=record.cache_ttl_seconds
+                key_name=record.name,
+                cache_scope=record.cache_scope,
+                cache_ttl_seconds=record.cache_ttl_seconds,
+                classes=record.classes,
+                limits=record.limits,
             )
             return Admitted(caller=caller, role="caller")
     return Failure(

@@ -81,10 +81,25 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={
     "max_body_bytes": "max_body",
 }):  # fmt: skip
-    """Bounds on what clients may ask. `max_queued_requests` counts, per model, those that do not run yet."""
+    """Bounds on what clients may ask. `max_queued_requests` counts, per model, those that do not run yet; the others
+    count, per class, those that wait for any model."""
 
     max_body_bytes: int = 32 * 1024**2
     max_queued_requests: Positive = 64
+    max_queued_interactive: Positive = 128
+    max_queued_standard: Positive = 128
+    max_queued_batch: Positive = 128
+
+
+class WaitingSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a stream's client hears while it waits.
+
+    A comment every `keepalive_seconds`. Its status line comes when its model has accepted the prompt, or after
+    `headers_seconds` whatever the model does: clients hang up on a server that says nothing for some minutes.
+    """
+
+    keepalive_seconds: Annotated[float, Meta(gt=0, le=10)] = 10.0
+    headers_seconds: Annotated[float, Meta(gt=0, le=240)] = 30.0
 
 
 class ExplainSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -110,6 +125,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cache: CacheSettings
     worker: WorkerSettings = WorkerSettings()
     limits: LimitSettings = LimitSettings()
+    waiting: WaitingSettings = WaitingSettings()
     explain: ExplainSettings = ExplainSettings()
 
     @property
@@ -120,6 +136,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def keys_path(self) -> Path:
         return Path(self.home) / "keys.json"
+
+    @property
+    def tokens_path(self) -> Path:
+        """How many tokens each key used today."""
+        return Path(self.home) / "tokens_today.json"
 
     @property
     def local_salt_path(self) -> Path:

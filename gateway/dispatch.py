@@ -81,6 +81,7 @@ from protocol.generation import (
 )
 from protocol.handshake import Hello, Refused
 from protocol.ids import Incarnation, ModelName, RequestId
+from protocol.latency import LatencyClass
 from protocol.launch import PersistPolicy, WorkerLaunch
 from protocol.sockets import AsyncListener, PeerGone
 
@@ -382,16 +383,21 @@ class Dispatch:
         if folder is None or folder.problem is not None:
             _fail(request, _cannot_serve(model, None if folder is None else folder.problem))
             return
-        if self._count(model) >= self._most(model):
+        if self._count(model, request.latency_class) >= self._most(model):
             _fail(request, _overloaded(model))
             return
         self._open.wait(request)
         await self._tell_fleet(ModelWanted(model=model, weight_bytes=folder.weight_bytes), hands)
 
-    def _count(self, model: ModelName) -> int:
+    def _count(self, model: ModelName, latency_class: LatencyClass | None) -> int:
+        """Those that go before a new one of this class: nobody is refused for the sake of who comes after them."""
         incarnation = self._fleet.incarnation(model)
         sent = self._open.sent_to(incarnation) if incarnation is not None else ()
-        return len(self._open.waiting(model)) + len(sent)
+        return sum(
+            latency_class is None
+            or (other.latency_class is not None and other.latency_class.rank <= latency_class.rank)
+            for other in (*self._open.waiting(model), *sent)
+        )
 
     def _most(self, model: ModelName) -> int:
         """A process that serves takes its rows off those that wait."""

@@ -64,8 +64,10 @@ class DrainFlag:
 
 
 class Gate:
-    """An ASGI app around another. What it lets in has `request_id`, `caller`, `role` and `path` in `scope["state"]`.
+    """An ASGI app around another. What it lets in has `request_id`, `caller`, `role`, `path` and `log_fields` in its
+    `scope["state"]`.
 
+    `log_fields` takes what a route measured, for the request's line in the log: numbers and words of ours only.
     `request_id` is always our own and unique; the header `x-request-id` repeats the client's, if it sent a sane one.
     `path` is as it was asked for: the router tidies slashes away in its own.
     """
@@ -110,7 +112,13 @@ class Gate:
         verdict = self._decide(knock)
         match verdict:
             case Admitted():
-                state = {"request_id": request_id, "caller": verdict.caller, "role": verdict.role, "path": knock.path}
+                state: dict[str, object] = {
+                    "request_id": request_id,
+                    "caller": verdict.caller,
+                    "role": verdict.role,
+                    "path": knock.path,
+                    "log_fields": {},
+                }
                 scope["state"] = {**scope.get("state", {}), **state}
                 if client_id is not None and verdict.role == "caller" and self._client_ids is not None:
                     self._client_ids.also_known_as(verdict.caller.cache_owner, request_id, client_id)
@@ -153,6 +161,7 @@ class Gate:
             seconds=round(time.monotonic() - started, 4),
             key=key_name,
             sent_bytes=answer.sent_bytes,
+            **scope.get("state", {}).get("log_fields", {}),
         )
 
 

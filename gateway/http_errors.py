@@ -14,6 +14,7 @@ from msgspec import Struct
 from protocol.failures import Failure, FailureKind
 
 _DEFAULT_RETRY_SECONDS = 1.0
+_RETRIED_WITHIN_SECONDS = 120.0
 
 _log = structlog.stdlib.get_logger(__name__)
 _encoder = msgspec.json.Encoder()
@@ -119,7 +120,9 @@ def _headers(failure: Failure) -> tuple[tuple[str, str], ...]:
 
 
 def _come_back(seconds: float) -> tuple[tuple[str, str], ...]:
-    return (("retry-after", str(max(1, math.ceil(seconds)))), ("x-should-retry", "true"))
+    # One that comes back by itself does so within a minute or two. What takes longer is for a person to know.
+    should_retry = "true" if seconds <= _RETRIED_WITHIN_SECONDS else "false"
+    return (("retry-after", str(max(1, math.ceil(seconds)))), ("x-should-retry", should_retry))
 
 
 # --- what Litestar itself refuses ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import hmac
 import os
 import re
 import secrets
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +19,10 @@ import msgspec
 import structlog
 from msgspec import Struct
 
+from gateway.admission import DayTokens, KeyLimits
+from gateway.latency_class import ClassRights
 from gateway.private_files import FileNotPrivate, read_private, write_private
+from protocol.latency import LatencyClass
 
 KEY_PREFIX = "mlxd-"
 
@@ -35,7 +38,8 @@ class KeyRecord(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     """One key. `sha256` and `cache_salt` are hexadecimal; keys of one salt share their prefixes.
 
     `cache_ttl_seconds`: blocks of this key that nobody used for so long leave the disk. None: they stay while there is
-    room.
+    room. `default_class` is what its requests are unless they say otherwise, `highest_class` the most that they can be.
+    The limits are those of KeyLimits; None is no limit of its own.
     """
 
     name: str
@@ -43,6 +47,19 @@ class KeyRecord(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     created_unix: int
     cache_salt: str
     cache_ttl_seconds: float | None = None
+    default_class: LatencyClass = LatencyClass.STANDARD
+    highest_class: LatencyClass = LatencyClass.INTERACTIVE
+    max_running: int | None = None
+    max_queued: int | None = None
+    tokens_per_day: int | None = None
+
+    @property
+    def classes(self) -> ClassRights:
+        return ClassRights(default=self.default_class, highest=self.highest_class)
+
+    @property
+    def limits(self) -> KeyLimits:
+        return KeyLimits(max_running=self.max_running, max_queued=self.max_queued, tokens_per_day=self.tokens_per_day)
 
     @property
     def cache_scope(self) -> bytes:
@@ -80,6 +97,8 @@ def parse_keys(data: bytes, *, source: str) -> KeyFile:
                 raise ValueError("sha256 and cache_salt must have 64 hexadecimal digits")
             if record.cache_ttl_seconds is not None and not record.cache_ttl_seconds > 0:
                 raise ValueError("cache_ttl_seconds must be more than 0")
+            if (wrong := _wrong_limits(record)) is not None:
+                raise ValueError(wrong)
     except (msgspec.DecodeError, ValueError) as why:
         raise KeysError(f"{source} is damaged ({why}); restore it, or move it away and add the keys again") from None
     if file.version != 1:
@@ -88,10 +107,11 @@ def parse_keys(data: bytes, *, source: str) -> KeyFile:
 
 
 class Keyring:
-    """The keys of a running service. `records` is as fresh as the last `refresh`."""
+    """The keys of a running service. `records` is as fresh as the last `refresh`; `tokens` is what they used today."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, tokens: DayTokens | None = None) -> None:
         """Raises KeysError when the file is there and cannot be used."""
+        self.tokens = DayTokens() if tokens is None else tokens
         self._path = path
         self._seen = _signature(path)
         self._records = _load(path).keys
@@ -132,10 +152,12 @@ def add_key(
     now_unix: int,
     share_cache_with: str | None = None,
     cache_ttl_seconds: float | None = None,
+    terms: Callable[[KeyRecord], KeyRecord] | None = None,
 ) -> str:
     """Add a key under a new name and return it: the only time it can be seen. Raises KeysError.
 
-    `share_cache_with` names a key whose cached prefixes this one may use, and the other way round.
+    `share_cache_with` names a key whose cached prefixes this one may use, and the other way round. `terms` sets the
+    record's classes and limits.
     """
     if not _NAME.fullmatch(name):
         raise KeysError("a key's name has 1 to 64 letters, digits, dots, dashes or underscores; choose such a name")
@@ -151,8 +173,21 @@ def add_key(
             cache_salt=secrets.token_hex(32) if share_cache_with is None else _salt_of(records, share_cache_with),
             cache_ttl_seconds=cache_ttl_seconds,
         )
-        _store(path, (*records, record))
+        _store(path, (*records, _on_terms(record, terms)))
     return key
+
+
+def change_key(path: Path, name: str, terms: Callable[[KeyRecord], KeyRecord]) -> KeyRecord:
+    """Set a key's classes and limits, for its requests from now on. Gives the new record. Raises KeysError."""
+    with _exclusive(path):
+        records = _load(path).keys
+        found = next((record for record in records if record.name == name), None)
+        if found is None:
+            known = ", ".join(record.name for record in records) or "none"
+            raise KeysError(f"there is no key of that name; the keys are: {known}")
+        changed = _on_terms(found, terms)
+        _store(path, tuple(changed if record is found else record for record in records))
+    return changed
 
 
 def remove_key(path: Path, name: str) -> None:
@@ -169,6 +204,27 @@ def remove_key(path: Path, name: str) -> None:
 def shares_cache_with(records: Sequence[KeyRecord], record: KeyRecord) -> tuple[str, ...]:
     """The names of the other keys that use this one's prefixes."""
     return tuple(other.name for other in records if other.cache_salt == record.cache_salt and other.name != record.name)
+
+
+def _on_terms(record: KeyRecord, terms: Callable[[KeyRecord], KeyRecord] | None) -> KeyRecord:
+    if terms is None:
+        return record
+    changed = terms(record)
+    if (wrong := _wrong_limits(changed)) is not None:
+        raise KeysError(f"{wrong}; choose others")
+    return changed
+
+
+def _wrong_limits(record: KeyRecord) -> str | None:
+    if record.default_class.rank < record.highest_class.rank:
+        return f"default_class {record.default_class} is above highest_class {record.highest_class}"
+    if record.max_running is not None and record.max_running < 1:
+        return "max_running must be at least 1"
+    if record.max_queued is not None and record.max_queued < (1 if record.max_running is None else 0):
+        return "max_queued must be at least 1, or at least 0 beside a max_running"
+    if record.tokens_per_day is not None and record.tokens_per_day < 1:
+        return "tokens_per_day must be at least 1"
+    return None
 
 
 def _salt_of(records: Sequence[KeyRecord], name: str) -> str:

@@ -21,6 +21,7 @@ from protocol.generation import (
     Warmed,
 )
 from protocol.ids import Incarnation, ModelName, RequestId
+from protocol.latency import LatencyClass
 
 Key = TypeVar("Key", ModelName, Incarnation)
 
@@ -42,6 +43,11 @@ class OpenRequest(Struct, kw_only=True):
     @property
     def request_id(self) -> RequestId:
         return self.generate.request_id
+
+    @property
+    def latency_class(self) -> LatencyClass | None:
+        """None is a warm's: behind all classes."""
+        return self.generate.latency_class if isinstance(self.generate, Generate) else None
 
 
 class OpenRequests:

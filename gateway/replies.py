@@ -22,16 +22,28 @@ class Reply:
         self._events: deque[RequestEvent] = deque()
         self._arrived = asyncio.Event()
         self._complete = False
+        self._watch: Callable[[RequestEvent], None] | None = None
 
     @property
     def is_complete(self) -> bool:
         """Whether the last event was put (read or not)."""
         return self._complete
 
+    def watch(self, watch: Callable[[RequestEvent], None]) -> None:
+        """Tell `watch` of every event as it is put, those that were put already first. At most one can watch.
+
+        So the state of a request is known even while its client reads nothing.
+        """
+        for event in self._events:
+            watch(event)
+        self._watch = watch
+
     def put(self, event: RequestEvent) -> None:
         """Add an event; ignored once the reply is complete, so nothing can end twice."""
         if self._complete:
             return
+        if self._watch is not None:
+            self._watch(event)
         last = self._events[-1] if self._events else None
         if isinstance(event, Delta) and isinstance(last, Delta):
             self._events[-1] = Delta(

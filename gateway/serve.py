@@ -40,6 +40,7 @@ from gateway.keys import Keyring
 from gateway.logs import configure_logging
 from gateway.private_files import read_or_make_secret
 from gateway.request_recorder import RequestRecorder
+from gateway.token_ledger import TokenLedger
 from protocol.ids import Incarnation
 from protocol.launch import CachestoreLaunch
 
@@ -59,14 +60,15 @@ def run_service(settings: Settings) -> int:
     """Serve until told to stop. Gives the exit code; raises SettingsError, KeysError or ControlError at the start."""
     configure_logging(settings.log_level)
     prepare_directories(settings)
-    keyring = Keyring(settings.keys_path)
+    ledger = TokenLedger(settings.tokens_path)
+    keyring = Keyring(settings.keys_path, tokens=ledger.tokens)
     if (refusal := check_bind(settings, keyring.records)) is not None:
         raise SettingsError(refusal)
     with _only_service_here(settings), open_port(settings.host, settings.port) as listener:
-        return asyncio.run(_serve(settings, keyring, listener))
+        return asyncio.run(_serve(settings, keyring, ledger, listener))
 
 
-async def _serve(settings: Settings, keyring: Keyring, listener: socket.socket) -> int:
+async def _serve(settings: Settings, keyring: Keyring, ledger: TokenLedger, listener: socket.socket) -> int:
     environment = worker_environment({**os.environ, **_QUIET_LIBRARIES}, Path(settings.home) / "blas")
     _log.info("worker_blas", blas=environment.description)
     catalog = Catalog([Path(directory) for directory in settings.models_directories])
@@ -113,6 +115,7 @@ async def _serve(settings: Settings, keyring: Keyring, listener: socket.socket) 
     dispatching = asyncio.create_task(dispatch.run())
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     asked_to_stop = asyncio.create_task(signals.first.wait())
+    counting = asyncio.create_task(ledger.keep_saved())
     try:
         await asyncio.wait({dispatching, serving, asked_to_stop}, return_when=asyncio.FIRST_COMPLETED)
         if not asked_to_stop.done():
@@ -133,11 +136,13 @@ async def _serve(settings: Settings, keyring: Keyring, listener: socket.socket) 
         return 0
     finally:
         server.should_exit = server.force_exit = True
-        for task in (dispatching, serving, asked_to_stop):
+        tasks = (dispatching, serving, asked_to_stop, counting)
+        for task in tasks:
             task.cancel()
-        for ended in await asyncio.gather(dispatching, serving, asked_to_stop, return_exceptions=True):
+        for ended in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(ended, Exception):
                 _log.error("task_failed", exc_info=ended)
+        ledger.save()
         withdraw_service(settings, pid=os.getpid())
 
 

@@ -4,7 +4,7 @@ Nothing here creates a task or arms a timer per event: a stream costs three task
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Literal
 
 from litestar.types import Receive, Send
@@ -43,14 +43,15 @@ async def send_stream(
     headers: tuple[tuple[bytes, bytes], ...],
     disconnected: "asyncio.Task[None]",
     keepalive_seconds: float,
+    keepalive: Callable[[], bytes] = lambda: KEEPALIVE,
 ) -> StreamEnd:
     """Answer 200 with the chunks until they end or the client is gone.
 
-    A chunk is a number of whole events, perhaps none. A comment goes out whenever nothing else did for
-    `keepalive_seconds`, always between two chunks. `disconnected` runs `until_disconnected`.
+    A chunk is a number of whole events, perhaps none. The comment that `keepalive` gives goes out whenever nothing else
+    did for `keepalive_seconds`, always between two chunks. `disconnected` runs `until_disconnected`.
     """
     await send({"type": "http.response.start", "status": 200, "headers": [*HEADERS, *headers]})
-    stream = _Stream(send, keepalive_seconds)
+    stream = _Stream(send, keepalive_seconds, keepalive)
     pump = asyncio.create_task(stream.pump(chunks))
     keeper = asyncio.create_task(stream.keep_alive())
     try:
@@ -70,9 +71,10 @@ async def send_stream(
 class _Stream:
     """The sending side of one stream. Two tasks write whole events, one at a time."""
 
-    def __init__(self, send: Send, keepalive_seconds: float) -> None:
+    def __init__(self, send: Send, keepalive_seconds: float, keepalive: Callable[[], bytes]) -> None:
         self._send = send
         self._keepalive_seconds = keepalive_seconds
+        self._keepalive = keepalive
         self._clock = asyncio.get_running_loop().time
         self._last_sent = self._clock()
         self._writing = asyncio.Lock()
@@ -88,7 +90,7 @@ class _Stream:
         while True:
             idle_seconds = self._clock() - self._last_sent
             if idle_seconds >= self._keepalive_seconds:
-                await self._write(KEEPALIVE)
+                await self._write(self._keepalive())
             else:
                 await asyncio.sleep(self._keepalive_seconds - idle_seconds)
 

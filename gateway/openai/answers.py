@@ -7,6 +7,8 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from gateway.latency_class import ServiceTier
+from gateway.openai.waiting import PromptProgressObject
 from protocol.generation import CacheReport, Timings
 from protocol.ids import RequestId
 
@@ -96,6 +98,7 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: UsageObject
+    service_tier: ServiceTier | UnsetType = UNSET
     system_fingerprint: str | None
     mlxd: DetailsObject | UnsetType = UNSET
 
@@ -123,9 +126,11 @@ class ChatChunk(Struct, frozen=True, kw_only=True):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
+    service_tier: ServiceTier | UnsetType = UNSET
     system_fingerprint: str | None
     choices: list[ChatChunkChoice]
     usage: UsageObject | UnsetType | None = UNSET
+    prompt_progress: PromptProgressObject | UnsetType = UNSET
     mlxd: DetailsObject | UnsetType = UNSET
 
 
@@ -160,4 +165,5 @@ class TextCompletion(Struct, frozen=True, kw_only=True):
     system_fingerprint: str | None
     choices: list[TextChoice]
     usage: UsageObject | UnsetType | None = UNSET
+    prompt_progress: PromptProgressObject | UnsetType = UNSET
     mlxd: DetailsObject | UnsetType = UNSET

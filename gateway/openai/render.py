@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from gateway import sse
 from gateway.http_errors import openai_error_body
+from gateway.latency_class import ServiceTier
 from gateway.openai.answers import (
     AssistantMessage,
     ChatChoice,
@@ -31,6 +32,7 @@ from gateway.openai.answers import (
     TopToken,
     UsageObject,
 )
+from gateway.openai.waiting import PromptProgressObject
 from protocol.generation import (
     ChosenLogprob,
     Delta,
@@ -54,13 +56,17 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Envelope(Struct, frozen=True, kw_only=True):
-    """What is the same in every chunk of an answer. `details_of` is the request whose details go into the last one."""
+    """What is the same in every chunk of an answer. `details_of` is the request whose details go into the last one.
+
+    The legacy route has no `service_tier`.
+    """
 
     id: str
     created: int
     model: str
     system_fingerprint: str | None
     details_of: RequestId | None = None
+    service_tier: ServiceTier | UnsetType = UNSET
 
 
 class ChatStream:
@@ -77,26 +83,31 @@ class ChatStream:
         """The bytes that this event adds to the stream, perhaps none."""
         match event:
             case Delta(text=text, logprobs=()):
-                return self._opening() + self._head + _encode(text) + self._tail if text else b""
+                return self.opening() + self._head + _encode(text) + self._tail if text else b""
             case Delta():
                 content = [_token(token) for token in event.logprobs]
                 chunk = self._chunk(delta=ChatDelta(content=event.text), logprobs=ChatLogprobs(content=content))
-                return self._opening() + _event(chunk)
+                return self.opening() + _event(chunk)
             case Queued() | Waiting() | Prefilling() | Warmed():
-                return self._opening()
+                return self.opening()
             case Finished():
                 last = self._chunk(delta=ChatDelta(), finish_reason=_end_reason(event.reason))
-                return self._opening() + _ending(last, self._envelope, event, usage=self._usage) + sse.DONE
+                return self.opening() + _ending(last, self._envelope, event, usage=self._usage) + sse.DONE
             case Failed():
                 return sse.data_event(openai_error_body(event.failure))
             case _:
                 assert_never(event)
 
-    def _opening(self) -> bytes:
+    def opening(self) -> bytes:
+        """The first chunk, once: it may go out before anything is known."""
         if self._is_open:
             return b""
         self._is_open = True
         return _event(self._chunk(delta=ChatDelta(role="assistant", content="")))
+
+    def progress(self, progress: PromptProgressObject) -> bytes:
+        """A chunk that says only how far the prompt is."""
+        return self.opening() + _event(replace(self._chunk(delta=ChatDelta()), prompt_progress=progress))
 
     def _chunk(
         self, *, delta: ChatDelta, logprobs: ChatLogprobs | None = None, finish_reason: EndReason | None = None
@@ -105,6 +116,7 @@ class ChatStream:
             id=self._envelope.id,
             created=self._envelope.created,
             model=self._envelope.model,
+            service_tier=self._envelope.service_tier,
             system_fingerprint=self._envelope.system_fingerprint,
             choices=[ChatChunkChoice(delta=delta, logprobs=logprobs, finish_reason=finish_reason)],
             usage=self._no_usage,
@@ -140,6 +152,14 @@ class TextStream:
             case _:
                 assert_never(event)
 
+    def opening(self) -> bytes:
+        """Nothing: this route's stream begins with its text."""
+        return b""
+
+    def progress(self, progress: PromptProgressObject) -> bytes:
+        """A chunk that says only how far the prompt is."""
+        return _event(replace(self._chunk(TextChoice(text="")), prompt_progress=progress))
+
     def _chunk(self, choice: TextChoice) -> TextCompletion:
         return _text_completion(self._envelope, choice, self._no_usage)
 
@@ -162,6 +182,7 @@ def chat_completion(
                 )
             ],
             usage=_usage(finished.usage),
+            service_tier=envelope.service_tier,
             system_fingerprint=envelope.system_fingerprint,
             mlxd=_details(envelope, finished),
         )

@@ -79,7 +79,7 @@ class GenerationOptions(Struct, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
-    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    service_tier: ShortText | None = None
     prompt_cache_key: ShortText | None = None
     prompt_cache_options: CacheOptions | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
@@ -89,6 +89,7 @@ class GenerationOptions(Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] | None = None
     prediction: dict[str, Any] | None = None
     priority: int | None = None
+    return_progress: bool | None = None
     ttl: float | None = None
 
 

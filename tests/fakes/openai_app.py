@@ -10,10 +10,13 @@ from typing import Any
 import uvicorn
 from litestar import Litestar
 
+from gateway.admission import ClassLimits, DayTokens
 from gateway.caller import Caller
+from gateway.front_desk import FrontDesk
 from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS
-from gateway.openai.routes import openai_router
+from gateway.openai.routes import Patience, openai_router
 from gateway.ports import Generator
+from gateway.status import ServiceStatus, StatusSource
 from protocol.ids import RequestId
 from tests.fakes.scripted_generator import FewModels, KnownModel
 
@@ -22,16 +25,47 @@ BROKEN = "org/broken"
 SCOPE = b"scope of alice"
 CREATED = 1_700_000_000
 MAX_BODY_BYTES = 200_000
+ALICE = Caller(key_name="alice", cache_scope=SCOPE)
 
 
-def openai_app(generator: Generator, *, keepalive_seconds: float = 10.0) -> Any:
+class NoModels:
+    """A service in which nothing loads."""
+
+    def status(self) -> ServiceStatus:
+        return ServiceStatus()
+
+
+def make_desk(
+    *,
+    class_limits: ClassLimits | None = None,
+    tokens: DayTokens | None = None,
+    status_source: StatusSource | None = None,
+) -> FrontDesk:
+    return FrontDesk(
+        class_limits=class_limits or ClassLimits(),
+        tokens=tokens or DayTokens(),
+        status_source=status_source or NoModels(),
+        clock=time.monotonic,
+        unix_clock=lambda: CREATED + 0.5,
+    )
+
+
+def openai_app(
+    generator: Generator,
+    *,
+    keepalive_seconds: float = 10.0,
+    headers_seconds: float = 30.0,
+    desk: FrontDesk | None = None,
+    caller: Caller = ALICE,
+) -> Any:
     """An ASGI app."""
     router = openai_router(
         generator,
         FewModels(KnownModel(MODEL), KnownModel(BROKEN, problem="model.safetensors is missing")),
+        desk or make_desk(),
         max_body_bytes=MAX_BODY_BYTES,
         unix_clock=lambda: CREATED + 0.5,
-        keepalive_seconds=keepalive_seconds,
+        patience=Patience(keepalive_seconds=keepalive_seconds, headers_seconds=headers_seconds),
         system_fingerprint="mlxd-test",
     )
     inner = Litestar([router], exception_handlers=OPENAI_EXCEPTION_HANDLERS, openapi_config=None, logging_config=None)
@@ -41,7 +75,7 @@ def openai_app(generator: Generator, *, keepalive_seconds: float = 10.0) -> Any:
         nonlocal count
         count += 1
         if scope["type"] == "http":
-            state = {"request_id": RequestId(f"req_{count}"), "caller": Caller(key_name="alice", cache_scope=SCOPE)}
+            state = {"request_id": RequestId(f"req_{count}"), "caller": caller, "log_fields": {}}
             scope = {**scope, "state": state}
         await inner(scope, receive, send)
 

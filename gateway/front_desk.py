@@ -1,0 +1,187 @@
+"""Where a generation is admitted, waits its turn, and is followed to its end: the book of `in_flight` with a clock.
+
+Used on the event loop only.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from gateway.admission import (
+    ClassLimits,
+    DayTokens,
+    Load,
+    RecentEnds,
+    day_left_seconds,
+    rate_headers,
+    refusal,
+)
+from gateway.caller import Caller
+from gateway.in_flight import InFlight, InFlightRequest, RequestView, log_fields
+from gateway.replies import Reply
+from gateway.status import StatusSource
+from protocol.failures import Failure
+from protocol.generation import Loading, RequestEvent
+from protocol.ids import ModelName, RequestId
+from protocol.latency import LatencyClass
+
+_ID_PREFIXES = ("req_", "chatcmpl-", "cmpl-")
+
+
+class FrontDesk:
+    """Admits requests and knows those that are open."""
+
+    def __init__(
+        self,
+        *,
+        class_limits: ClassLimits,
+        tokens: DayTokens,
+        status_source: StatusSource,
+        clock: Callable[[], float],
+        unix_clock: Callable[[], float],
+    ) -> None:
+        self._class_limits = class_limits
+        self._tokens = tokens
+        self._status_source = status_source
+        self._clock = clock
+        self._unix_clock = unix_clock
+        self._book = InFlight()
+        self._ends = RecentEnds()
+        self._turns: dict[RequestId, asyncio.Event] = {}
+
+    def enter(
+        self, caller: Caller, *, request_id: RequestId, model: ModelName, latency_class: LatencyClass
+    ) -> "Place | Failure":
+        """Decide whether it may come in. Whoever gets a place must leave it, whatever happens."""
+        refused = refusal(
+            self._load(caller, latency_class),
+            key_name=caller.key_name,
+            limits=caller.limits,
+            latency_class=latency_class,
+            class_limits=self._class_limits,
+        )
+        if refused is not None:
+            return refused
+        request = InFlightRequest(
+            request_id=request_id,
+            key_name=caller.key_name,
+            owner=caller.cache_owner,
+            limits=caller.limits,
+            model=model,
+            latency_class=latency_class,
+            arrived=self._clock(),
+        )
+        self._book.enter(request)
+        self._turns[request_id] = asyncio.Event()
+        self._grant_turns(caller.key_name)
+        return Place(self, request)
+
+    def headers(self, caller: Caller, latency_class: LatencyClass) -> tuple[tuple[bytes, bytes], ...]:
+        """What a limited key has left, as OpenAI's headers. Ask after `enter`."""
+        return rate_headers(self._load(caller, latency_class), caller.limits)
+
+    def views(self, *, owner: str | None = None) -> tuple[RequestView, ...]:
+        """What is open: all of it, or one owner's."""
+        requests = self._book.everything() if owner is None else self._book.of_owner(owner)
+        loading = self._loading()
+        now = self._clock()
+        return tuple(self._book.view(request, loading=loading.get(request.model), now=now) for request in requests)
+
+    def find(self, asked_id: str, *, owner: str | None = None) -> RequestView | None:
+        """The open request with this id: the header's or the answer's. None for what is not this owner's."""
+        bare = asked_id
+        for prefix in _ID_PREFIXES:
+            bare = bare.removeprefix(prefix)
+        request = self._book.find(RequestId(f"req_{bare}"))
+        return None if request is None or owner not in (None, request.owner) else self.view(request)
+
+    # --- for Place -------------------------------------------------------------------------------------------------
+
+    async def turn(self, request: InFlightRequest) -> None:
+        await self._turns[request.request_id].wait()
+
+    def advance(self, event: RequestEvent) -> None:
+        self._book.advance(event, self._clock())
+
+    def view(self, request: InFlightRequest) -> RequestView:
+        loading = self._loading().get(request.model) if request.phase == "waiting_for_model" else None
+        return self._book.view(request, loading=loading, now=self._clock())
+
+    def prefill_seconds(self, request: InFlightRequest) -> float:
+        return 0.0 if request.prefill_began is None else self._clock() - request.prefill_began
+
+    def leave(self, request: InFlightRequest) -> None:
+        if self._book.leave(request.request_id) is None:
+            return
+        now = self._clock()
+        del self._turns[request.request_id]
+        self._ends.ended(
+            key_name=request.key_name,
+            latency_class=request.latency_class,
+            seconds=now - request.arrived,
+            now=now,
+        )
+        if request.finished is not None or request.is_running:
+            self._tokens.charge(request.key_name, request.tokens, unix_now=self._unix_clock())
+        self._grant_turns(request.key_name)
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _grant_turns(self, key_name: str) -> None:
+        for request_id in self._book.grant_turns(key_name):
+            self._turns[request_id].set()
+
+    def _load(self, caller: Caller, latency_class: LatencyClass) -> Load:
+        now, unix_now = self._clock(), self._unix_clock()
+        mine = self._book.of_key(caller.key_name)
+        return Load(
+            key_open=len(mine),
+            key_queued=sum(not request.is_running for request in mine),
+            class_queued=self._book.queued_of_class(latency_class),
+            key_tokens_today=self._tokens.used(caller.key_name, unix_now=unix_now)
+            + sum(request.tokens for request in mine),
+            key_next_seconds=self._ends.next_of_key(caller.key_name, now),
+            class_next_seconds=self._ends.next_of_class(latency_class, now),
+            day_left_seconds=day_left_seconds(unix_now),
+        )
+
+    def _loading(self) -> dict[ModelName, Loading]:
+        models = self._status_source.status().models
+        return {model.name: model.loading for model in models if model.loading is not None}
+
+
+class Place:
+    """One admitted request's place in the book, from admission to its last byte."""
+
+    def __init__(self, desk: FrontDesk, request: InFlightRequest) -> None:
+        self._desk = desk
+        self._request = request
+        self._reply: Reply | None = None
+
+    async def turn(self) -> None:
+        """Return when the key's limits let it go on to its model."""
+        await self._desk.turn(self._request)
+
+    def follow(self, reply: Reply) -> None:
+        """It was handed to its model."""
+        self._reply = reply
+        reply.watch(self._desk.advance)
+
+    @property
+    def view(self) -> RequestView:
+        """How it stands now."""
+        return self._desk.view(self._request)
+
+    @property
+    def prefill_seconds(self) -> float:
+        """Since its prompt was first worked on."""
+        return self._desk.prefill_seconds(self._request)
+
+    def log_fields(self) -> dict[str, str | int | float]:
+        """What the log may say of it."""
+        return log_fields(self._request)
+
+    def leave(self) -> None:
+        """Its last byte was sent, or nobody reads it any more. Idempotent."""
+        if self._reply is not None:
+            self._reply.cancel()
+        self._desk.leave(self._request)
