@@ -13,6 +13,9 @@ from protocol.ids import Incarnation, ModelName
 PersistPolicy = Literal["second-touch", "through", "off"]
 """When a KV block goes to disk: when its prefix is used again, at once, or never."""
 
+NeighbourPolicy = Literal["fair", "ignore"]
+"""Whether a worker takes turns with the others on its device, or behaves as if it were alone."""
+
 
 class WorkerLaunch(Struct, frozen=True, kw_only=True):
     """Everything one worker needs to know. Byte budgets are this worker's own."""
@@ -26,6 +29,7 @@ class WorkerLaunch(Struct, frozen=True, kw_only=True):
     hot_cache_bytes: int = 2 * 1024**3
     persist: PersistPolicy = "second-touch"
     prefill_slice_seconds: float = 0.2
+    neighbours: NeighbourPolicy = "fair"
     log_level: str = "info"
 
 

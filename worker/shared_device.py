@@ -1,0 +1,71 @@
+"""A worker's conduct on a device that it shares: joins the board, the lease and the rules of `neighbours`."""
+
+from collections.abc import Callable
+
+from worker.board import Board
+from worker.neighbours import Hold, Load, Permits, Sharing, SharingSettings
+from worker.prefill_lease import PrefillLease
+
+
+class SharedDevice:
+    """A `DeviceSharing` for real. Owned by the step thread; no call waits for another process."""
+
+    def __init__(
+        self, board: Board, lease: PrefillLease, settings: SharingSettings, *, clock: Callable[[], float]
+    ) -> None:
+        self._board = board
+        self._lease = lease
+        self._clock = clock
+        self._sharing = Sharing(board.key, settings)
+
+    def ask(self, load: Load, prefill_rank: int | None) -> Permits:
+        now = self._look(load)
+        if prefill_rank is None:
+            self._sharing.wants_no_prefill(now)
+            prefill = None
+        else:
+            prefill = self._sharing.hold_prefill(prefill_rank, now) or self._hold_for_lease(now)
+        decode = self._sharing.hold_decode(now)
+        self._publish()
+        return Permits(prefill=prefill, decode=decode)
+
+    def slice_ceiling_seconds(self) -> float | None:
+        return self._sharing.slice_ceiling_seconds()
+
+    def slice_started(self) -> None:
+        self._sharing.slice_started(self._clock())
+        self._publish()
+
+    def slice_ended(self) -> None:
+        self._sharing.slice_ended(self._clock())
+        self._publish()
+
+    def decoded(self, seconds: float) -> None:
+        self._sharing.decoded(seconds, self._clock())
+
+    def idle(self, load: Load) -> None:
+        now = self._look(load)
+        self._sharing.idle(now)
+        self._lease.release()
+        self._publish()
+
+    def close(self) -> None:
+        """Take the page down and give the lease back."""
+        self._board.close()
+        self._lease.close()
+
+    def _look(self, load: Load) -> float:
+        now = self._clock()
+        self._sharing.sees(load, self._board.snapshot(), now)
+        if not self._sharing.needs_lease:
+            self._lease.release()
+        return now
+
+    def _hold_for_lease(self, now: float) -> Hold | None:
+        if self._lease.try_take() == "refused":
+            return self._sharing.lease_refused(now)
+        self._sharing.lease_taken()
+        return None
+
+    def _publish(self) -> None:
+        self._board.publish(self._sharing.activity())
