@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -16,11 +15,13 @@ from gateway.catalog import Catalog
 from gateway.cli_output import ConfigOption, console, settings_of, size_text, table
 from gateway.config import SettingsError, home_directory, load_settings
 from gateway.control import ControlError, fetch_status
-from gateway.durations import duration_text, parse_duration_seconds
-from gateway.keys import KeysError, add_key, list_keys, remove_key, shares_cache_with
+from gateway.durations import duration_text
+from gateway.keys import KeysError
+from gateway.keys_cli import keys_app
 from gateway.operations import AdminModel, AdminStatus, mlxd_version
 from gateway.recipes import RecipeError
 from gateway.status import LastExit
+from gateway.top_cli import show_top
 
 app = typer.Typer(
     name="mlxd",
@@ -29,11 +30,11 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-keys_app = typer.Typer(help="API keys: who may call.", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")
 app.add_typer(cache_app, name="cache")
 app.command("warm")(warm_prefix)
 app.command("explain")(explain_request)
+app.command("top")(show_top)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -116,64 +117,7 @@ def show_version() -> None:
     print(f"mlxd {mlxd_version()}")
 
 
-@keys_app.command("add")
-def keys_add(
-    name: Annotated[str, typer.Argument(help="Who gets it: a label for logs.")],
-    share_cache_with: Annotated[
-        str | None, typer.Option(help="A key whose cached prefixes this one uses, and the other way round.")
-    ] = None,
-    cache_ttl: Annotated[
-        str | None, typer.Option(help="How long its unused blocks stay on disk, as 8h or 7d; no limit otherwise.")
-    ] = None,
-) -> None:
-    """Make a key and show it, once."""
-    try:
-        cache_ttl_seconds = None if cache_ttl is None else parse_duration_seconds(cache_ttl)
-    except ValueError as why:
-        raise KeysError(f"--cache-ttl: {why}") from None
-    key = add_key(
-        _keys_path(),
-        name,
-        now_unix=int(time.time()),
-        share_cache_with=share_cache_with,
-        cache_ttl_seconds=cache_ttl_seconds,
-    )
-    print(key)
-    print("mlxd: this is the only time it is shown; a running service knows it already", file=sys.stderr)
-
-
-@keys_app.command("list")
-def keys_list() -> None:
-    """List the keys by name."""
-    records = list_keys(_keys_path())
-    if not records:
-        print("mlxd: no keys: only this machine can be served; make one with `mlxd keys add NAME`", file=sys.stderr)
-        return
-    rows = table("name", "made", "shares its cache with", "unused blocks stay")
-    for record in records:
-        rows.add_row(
-            record.name,
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(record.created_unix)),
-            ", ".join(shares_cache_with(records, record)) or "-",
-            "-" if record.cache_ttl_seconds is None else duration_text(record.cache_ttl_seconds),
-        )
-    console().print(rows)
-
-
-@keys_app.command("remove")
-def keys_remove(name: Annotated[str, typer.Argument(help="The key's name.")]) -> None:
-    """Take a key back; a running service refuses it at once."""
-    path = _keys_path()
-    remove_key(path, name)
-    if not list_keys(path):
-        print("mlxd: that was the last key: a service on 127.0.0.1 now serves every local program", file=sys.stderr)
-
-
 # --- what it looks like ----------------------------------------------------------------------------------------------
-
-
-def _keys_path() -> Path:
-    return home_directory(os.environ) / "keys.json"
 
 
 def _print_status(answer: AdminStatus) -> None:
