@@ -1,0 +1,144 @@
+"""Admission: which bound refuses, by what name, and when to come back."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.admission import (
+    DAY_SECONDS,
+    ClassLimits,
+    DayTokens,
+    KeyLimits,
+    Load,
+    RecentEnds,
+    rate_headers,
+    refusal,
+    reset_text,
+)
+from protocol.failures import Failure, FailureKind
+from protocol.latency import LatencyClass
+
+BATCH, STANDARD = LatencyClass.BATCH, LatencyClass.STANDARD
+SMALL = st.integers(0, 12)
+LIMITS = st.builds(
+    KeyLimits,
+    max_running=st.none() | st.integers(1, 5),
+    max_queued=st.none() | SMALL,
+    tokens_per_day=st.none() | st.integers(1, 100),
+)
+LOADS = st.builds(Load, key_open=SMALL, key_queued=SMALL, class_queued=SMALL, key_tokens_today=st.integers(0, 200))
+
+
+def refused(load: Load, limits: KeyLimits, latency_class: LatencyClass = STANDARD, most: int = 10) -> Failure | None:
+    return refusal(
+        load,
+        key_name="ada",
+        limits=limits,
+        latency_class=latency_class,
+        class_limits=ClassLimits(interactive=most, standard=most, batch=most),
+    )
+
+
+@pytest.mark.parametrize(
+    ("load", "limits", "named"),
+    [
+        (Load(), KeyLimits(), None),
+        (Load(key_open=99, key_queued=9, class_queued=9, key_tokens_today=10**9), KeyLimits(), None),
+        (Load(key_tokens_today=99), KeyLimits(tokens_per_day=100), None),
+        (Load(key_tokens_today=100), KeyLimits(tokens_per_day=100), "tokens_per_day"),
+        (Load(key_open=5), KeyLimits(max_running=2), None),
+        (Load(key_open=5), KeyLimits(max_running=2, max_queued=4), None),
+        (Load(key_open=6), KeyLimits(max_running=2, max_queued=4), "max_running 2 and max_queued 4"),
+        (Load(key_open=1), KeyLimits(max_running=1, max_queued=0), "max_running 1"),
+        (Load(key_open=0), KeyLimits(max_running=1, max_queued=0), None),
+        (Load(key_open=9, key_queued=3), KeyLimits(max_queued=4), None),
+        (Load(key_open=9, key_queued=4), KeyLimits(max_queued=4), "max_queued 4"),
+        (Load(class_queued=10), KeyLimits(), "max_queued_standard 10"),
+    ],
+)
+def test_the_refusal_names_the_limit(load: Load, limits: KeyLimits, named: str | None) -> None:
+    """Which limit, whose, and when to come back; nothing else is a reason."""
+    failure = refused(load, limits)
+    if named is None:
+        assert failure is None
+        return
+    assert failure is not None
+    assert failure.kind is FailureKind.OVERLOADED
+    assert named in failure.message
+    assert failure.retry_after_seconds is not None
+    assert re.search(r"again in about \d+ s|Come back after midnight", failure.message)
+
+
+def test_a_full_day_comes_back_tomorrow() -> None:
+    """Its time is the day's end, not the queue's."""
+    failure = refused(Load(key_tokens_today=5, day_left_seconds=7_000.0), KeyLimits(tokens_per_day=5))
+    assert failure is not None
+    assert failure.retry_after_seconds == 7_000.0
+
+
+@given(LOADS, LIMITS, st.sampled_from(LatencyClass))
+def test_less_load_is_never_refused_more(load: Load, limits: KeyLimits, latency_class: LatencyClass) -> None:
+    """Who is refused now is refused with more load, too; and nobody without load or limits is."""
+    more = Load(
+        key_open=load.key_open + 1,
+        key_queued=load.key_queued + 1,
+        class_queued=load.class_queued + 1,
+        key_tokens_today=load.key_tokens_today + 1,
+    )
+    if refused(load, limits, latency_class) is not None:
+        assert refused(more, limits, latency_class) is not None
+    can_hold = limits.max_queued != 0 or limits.max_running is not None
+    assert not can_hold or refused(Load(), limits, latency_class) is None
+
+
+@given(LOADS, LIMITS)
+def test_headers_tell_only_of_limits(load: Load, limits: KeyLimits) -> None:
+    """An unlimited key gets none; what remains is never negative, and 0 whenever a further one would be refused."""
+    headers = dict(rate_headers(load, limits))
+    assert bool(headers) == (limits.max_queued is not None or limits.tokens_per_day is not None)
+    remaining = [int(value) for name, value in headers.items() if b"remaining" in name]
+    assert all(number >= 0 for number in remaining)
+    assert (0 in remaining) == (refused(load, limits, most=10**6) is not None)
+    for name, value in headers.items():
+        if b"reset" in name:
+            assert re.fullmatch(rb"(\d+h)?(\d+m)?\d+s", value)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0s"), (0.2, "1s"), (360, "6m0s"), (86_399.5, "24h0m0s")])
+def test_resets_are_written_as_openai_does(seconds: float, text: str) -> None:
+    """`1s`, `6m0s`."""
+    assert reset_text(seconds) == text
+
+
+def ends(*moments: float, key_name: str = "ada", latency_class: LatencyClass = STANDARD) -> RecentEnds:
+    recent = RecentEnds()
+    for moment in moments:
+        recent.ended(key_name=key_name, latency_class=latency_class, seconds=8.0, now=moment)
+    return recent
+
+
+def test_when_to_come_back_is_measured() -> None:
+    """One end every four seconds: come back in four. One end alone: as long as that one took. Long ago, or of somebody
+    else: a guess. A service that stands still promises less and less, up to a minute."""
+    assert ends(0, 4, 8).next_of_key("ada", 12.0) == pytest.approx(4.0)
+    assert ends(0).next_of_key("ada", 1.0) == 8.0
+    assert ends(0, 4, 8).next_of_key("bob", 12.0) == ends().next_of_key("ada", 12.0)
+    assert ends(0, 4, 8).next_of_class(BATCH, 12.0) == ends().next_of_class(BATCH, 0.0)
+    assert ends(0, 4, 8).next_of_class(STANDARD, 12.0) == pytest.approx(4.0)
+    assert ends(0, 4, 8).next_of_key("ada", 100.0) > ends(0, 4, 8).next_of_key("ada", 12.0)
+    assert ends(0, 4, 8).next_of_key("ada", 500.0) == 60.0
+    assert ends(0, 4, 8).next_of_key("ada", 5_000.0) == ends().next_of_key("ada", 0.0)
+
+
+def test_a_days_tokens_end_with_the_day() -> None:
+    """Charges add up by key until midnight UTC; a clock that is set back gives nothing back."""
+    tokens = DayTokens()
+    tokens.charge("ada", 30, unix_now=DAY_SECONDS * 3 + 10.0)
+    tokens.charge("ada", 12, unix_now=DAY_SECONDS * 4 - 1.0)
+    tokens.charge("bob", 1, unix_now=DAY_SECONDS * 4 - 1.0)
+    assert tokens.used("ada", unix_now=DAY_SECONDS * 3 + 11.0) == 42
+    assert tokens.used("ada", unix_now=DAY_SECONDS * 2) == 42
+    assert tokens.used("ada", unix_now=DAY_SECONDS * 4) == 0
+    assert tokens.snapshot() == (4, {})
