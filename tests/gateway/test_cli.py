@@ -80,6 +80,27 @@ def test_keys_from_birth_to_death(mlxd: Command, home: Path):
     assert_one_line(error, "no key of that name")
 
 
+def test_a_keys_classes_and_limits(mlxd: Command, home: Path):
+    """`add` and `change` set what is named and leave the rest; `none` takes a limit away; nonsense is one line."""
+    assert mlxd("keys", "add", "ann", "--class", "batch", "--max-running", "2", "--max-queued", "0")[0] == 0
+    code, shown, _ = mlxd("keys", "change", "ann", "--highest-class", "standard", "--tokens-per-day", "5000")
+    assert (code, shown) == (0, "ann: batch, at most standard; 2 running, 0 queued, 5000 tokens a day\n")
+    assert "5000 tokens a day" in mlxd("keys", "list")[1]
+    code, shown, _ = mlxd("keys", "change", "ann", "--max-queued", "none", "--max-running", "none")
+    assert (code, shown) == (0, "ann: batch, at most standard; 5000 tokens a day\n")
+    for arguments, words in (
+        (["--max-running", "many"], "--max-running: write a whole number"),
+        (["--max-running", "0"], "max_running must be at least 1"),
+        (["--class", "interactive"], "above highest_class standard"),
+    ):
+        code, _, error = mlxd("keys", "change", "ann", *arguments)
+        assert code == 1
+        assert_one_line(error, words)
+    assert mlxd("keys", "change", "ann", "--class", "urgent")[0] == 2
+    (ann,) = list_keys(home / "keys.json")
+    assert (ann.max_running, ann.max_queued, ann.tokens_per_day) == (None, None, 5000)
+
+
 def test_models_lists_good_and_broken(mlxd: Command, home: Path):
     """E06: the broken one with its reason; no model at all says where to put one."""
     code, _, remark = mlxd("models")

@@ -11,9 +11,23 @@ import pytest
 import structlog
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from gateway.keys import KeyRecord, Keyring, KeysError, add_key, digest_of, list_keys, match_key, remove_key
+from gateway.admission import KeyLimits
+from gateway.keys import (
+    KeyRecord,
+    Keyring,
+    KeysError,
+    add_key,
+    change_key,
+    digest_of,
+    list_keys,
+    match_key,
+    remove_key,
+)
+from gateway.latency_class import ClassRights
 from gateway.private_files import read_or_make_secret
+from protocol.latency import LatencyClass
 
 
 @pytest.fixture
@@ -171,3 +185,50 @@ def test_the_local_scope_survives_restarts(tmp_path: Path):
     assert read_or_make_secret(path) == first
     assert len(first) == 64
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_an_old_file_is_read_and_has_no_limits(path: Path):
+    """A record of before classes and limits: standard, up to interactive, unlimited; nothing rewrites it for that."""
+    add_key(path, "ann", now_unix=0)
+    content = path.read_text()
+    assert set(json.loads(content)["keys"][0]) == {"name", "sha256", "created_unix", "cache_salt"}
+    (ann,) = list_keys(path)
+    assert (ann.classes, ann.limits) == (ClassRights(), KeyLimits())
+    assert path.read_text() == content
+
+
+def test_limits_can_be_changed_while_the_service_runs(path: Path):
+    """The next refresh has them; the key itself stays what it was."""
+    key = add_key(path, "ann", now_unix=0)
+    ring = Keyring(path)
+    change_key(path, "ann", lambda record: replace(record, max_running=2, default_class=LatencyClass.BATCH))
+    ring.refresh()
+    ann = ring.match(key)
+    assert ann is not None
+    assert (ann.limits.max_running, ann.classes.default) == (2, LatencyClass.BATCH)
+    with pytest.raises(KeysError, match="the keys are: ann"):
+        change_key(path, "bob", lambda record: record)
+
+
+@pytest.mark.parametrize(
+    ("terms", "words"),
+    [
+        ({"max_running": 0}, "max_running must"),
+        ({"max_queued": 0}, "max_queued must"),
+        ({"max_queued": -1, "max_running": 1}, "max_queued must"),
+        ({"tokens_per_day": 0}, "tokens_per_day must"),
+        ({"highest_class": LatencyClass.BATCH}, "is above highest_class"),
+    ],
+)
+def test_limits_that_mean_nothing_are_refused(path: Path, terms: dict[str, object], words: str):
+    """Neither written nor read."""
+    add_key(path, "ann", now_unix=0)
+    content = path.read_text()
+    with pytest.raises(KeysError, match=words):
+        change_key(path, "ann", lambda record: replace(record, **terms))
+    assert path.read_text() == content
+    broken = json.loads(content)
+    broken["keys"][0] |= terms
+    path.write_text(json.dumps(broken))
+    with pytest.raises(KeysError, match=words):
+        list_keys(path)
