@@ -97,6 +97,7 @@ def test_s01_the_route_table_is_whole(guarded: LiveService) -> None:
     """S01: the table that the next test walks holds the routes that clients know, or it would prove nothing."""
     paths = {path for _, path in route_table(guarded)}
     assert {CHAT, COMPLETIONS, "/v1/models", "/health", "/ready", "/admin/status", "/v1/cache/warm"} <= paths
+    assert {"/v1/requests", f"/v1/requests/{MODEL}", "/admin/requests"} <= paths
 
 
 def test_s01_no_route_without_a_key(guarded: LiveService) -> None:

@@ -42,14 +42,14 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 class Stream:
-    """An open event stream. `events` gives each `data:` payload; comments are passed over."""
+    """An open event stream. `events` gives each `data:` payload; comments are passed over, and are in `lines`."""
 
     def __init__(self, response: httpx.Response) -> None:
         self.response = response
-        self._lines = response.iter_lines()
+        self.lines = response.iter_lines()
 
     def events(self) -> Iterator[str]:
-        for line in self._lines:
+        for line in self.lines:
             assert not line.startswith(("id:", "retry:", "event:")), line
             if line.startswith("data: "):
                 yield line.removeprefix("data: ")
