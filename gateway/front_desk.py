@@ -64,7 +64,6 @@ class FrontDesk:
         request = InFlightRequest(
             request_id=request_id,
             key_name=caller.key_name,
-            owner=caller.cache_owner,
             limits=caller.limits,
             model=model,
             latency_class=latency_class,
@@ -79,20 +78,20 @@ class FrontDesk:
         """What a limited key has left, as OpenAI's headers. Ask after `enter`."""
         return rate_headers(self._load(caller, latency_class), caller.limits)
 
-    def views(self, *, owner: str | None = None) -> tuple[RequestView, ...]:
-        """What is open: all of it, or one owner's."""
-        requests = self._book.everything() if owner is None else self._book.of_owner(owner)
+    def views(self, *, key_name: str | None = None) -> tuple[RequestView, ...]:
+        """What is open: all of it, or one key's."""
+        requests = self._book.everything() if key_name is None else self._book.of_key(key_name)
         loading = self._loading()
         now = self._clock()
         return tuple(self._book.view(request, loading=loading.get(request.model), now=now) for request in requests)
 
-    def find(self, asked_id: str, *, owner: str | None = None) -> RequestView | None:
-        """The open request with this id: the header's or the answer's. None for what is not this owner's."""
+    def find(self, asked_id: str, *, key_name: str) -> RequestView | None:
+        """The open request with this id: the header's or the answer's. None for what is not this key's."""
         bare = asked_id
         for prefix in _ID_PREFIXES:
             bare = bare.removeprefix(prefix)
         request = self._book.find(RequestId(f"req_{bare}"))
-        return None if request is None or owner not in (None, request.owner) else self.view(request)
+        return None if request is None or request.key_name != key_name else self.view(request)
 
     # --- for Place -------------------------------------------------------------------------------------------------
 

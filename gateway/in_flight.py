@@ -38,7 +38,6 @@ class InFlightRequest(Struct, kw_only=True):
 
     request_id: RequestId
     key_name: str
-    owner: str
     limits: KeyLimits
     model: ModelName
     latency_class: LatencyClass
@@ -124,9 +123,6 @@ class InFlight:
 
     def of_key(self, key_name: str) -> tuple[InFlightRequest, ...]:
         return tuple(request for request in self._requests.values() if request.key_name == key_name)
-
-    def of_owner(self, owner: str) -> tuple[InFlightRequest, ...]:
-        return tuple(request for request in self._requests.values() if request.owner == owner)
 
     def everything(self) -> tuple[InFlightRequest, ...]:
         return tuple(self._requests.values())

@@ -20,12 +20,12 @@ def request_router(desk: FrontDesk) -> Router:
     @get("/")
     async def list_requests(request: Asking) -> Response[bytes]:
         """The caller's own open requests."""
-        return _json(RequestViews(data=desk.views(owner=_owner(request))))
+        return _json(RequestViews(data=desk.views(key_name=_key_name(request))))
 
     @get("/{asked_id:str}")
     async def show_request(request: Asking) -> Response[bytes]:
         """One of them, by the id in its header x-request-id or in its answer."""
-        return _found(desk.find(str(request.path_params["asked_id"]), owner=_owner(request)))
+        return _found(desk.find(str(request.path_params["asked_id"]), key_name=_key_name(request)))
 
     return Router(
         "/v1/requests", route_handlers=[list_requests, show_request], exception_handlers=OPENAI_EXCEPTION_HANDLERS
@@ -48,9 +48,9 @@ def request_admin_router(desk: FrontDesk) -> Router:
     )
 
 
-def _owner(request: Asking) -> str:
+def _key_name(request: Asking) -> str:
     caller: Caller = request.scope["state"]["caller"]
-    return caller.cache_owner
+    return caller.key_name
 
 
 def _found(view: RequestView | None) -> Response[bytes]:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import structlog
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from gateway.dispatch import Dispatch, DispatchSettings
@@ -17,6 +18,7 @@ from protocol.failures import FailureKind
 from protocol.generation import CacheUse, Generate, TextPrompt, WorkerCommand, WorkerEvent
 from protocol.handshake import PROTOCOL_VERSION, Hello, Refused
 from protocol.ids import Incarnation, ModelName, RequestId
+from protocol.latency import LatencyClass
 from protocol.sampling import Sampling
 from protocol.sockets import AsyncPeer
 from tests.processes.serving import Collected, Folder
@@ -110,3 +112,25 @@ async def test_a_stranger_at_the_socket_is_refused_and_told_to_end(runtime_direc
             assert isinstance(await peer.receive(), Refused)
         assert dispatch.status() == ServiceStatus()
         peer.close()
+
+
+def of_class(number: int, latency_class: LatencyClass) -> Generate:
+    prompt = TextPrompt(text=SECRET)
+    return Generate(request_id=RequestId(f"r{number}"), prompt=prompt, sampling=Sampling(), latency_class=latency_class)
+
+
+async def test_a_full_queue_of_a_lower_class_refuses_nobody_above_it(runtime_directory: Path) -> None:
+    """Batch fills a model's queue: one more of it is overloaded, an interactive one waits; not the other way round."""
+    settings = replace(settings_for(runtime_directory, ["/bin/sleep", "60"]), max_waiting_per_model=2)
+    dispatch = Dispatch(settings, OneModel(), clock=time.monotonic, unix_clock=time.time)
+    task = asyncio.create_task(dispatch.run())
+    good = ModelName("good")
+    batch = [Collected(dispatch.submit(good, of_class(number, LatencyClass.BATCH))) for number in range(3)]
+    assert (await batch[2].failure()).kind is FailureKind.OVERLOADED
+    urgent = [Collected(dispatch.submit(good, of_class(10 + number, LatencyClass.INTERACTIVE))) for number in range(3)]
+    assert (await urgent[2].failure()).kind is FailureKind.OVERLOADED
+    assert not any(collected.reply.is_complete for collected in (*batch[:2], *urgent[:2]))
+    async with asyncio.timeout(10):
+        await dispatch.drain(0.0)
+        await task
+    assert {(await collected.failure()).kind for collected in (*batch[:2], *urgent[:2])} == {FailureKind.SHUTTING_DOWN}

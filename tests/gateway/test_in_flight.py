@@ -36,7 +36,6 @@ def request(number: int = 1, *, key: str = "ada", limits: KeyLimits | None = Non
     return InFlightRequest(
         request_id=RequestId(f"req_{number}"),
         key_name=key,
-        owner=f"owner of {key}",
         limits=limits or KeyLimits(),
         model=ModelName("m"),
         latency_class=LatencyClass.STANDARD,

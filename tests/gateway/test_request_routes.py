@@ -70,8 +70,9 @@ async def fetch(house: House, path: str, token: str) -> httpx.Response:
 
 
 async def test_everybody_sees_their_own_and_the_operator_all(house: House):
-    """Phase, class, position and who holds it up; no prompt; another key's request is not there at all."""
-    ada, bob = house.add_key("ada"), house.add_key("bob")
+    """Phase, class, position and who holds it up; no prompt; another key's request is not there at all,
+    also when the two share their prefixes."""
+    ada, bob = house.add_key("ada"), house.add_key("bob", share_cache_with="ada")
     async with asking(house, ada, bob):
         first = house.generator.replies[0]
         first.put(Waiting(request_id=first.request_id, ahead=3, eta_seconds=12.0, held_by="rows"))
