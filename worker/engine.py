@@ -31,11 +31,19 @@ class Engine(Protocol[Payload]):
         ...
 
     def join(self, request_id: RequestId) -> None:
-        """All but the last prompt token is in: the row takes part in decode from the next step on."""
+        """All but the row's last token is in its KV cache: it takes part in decode from the next step on."""
+        ...
+
+    def park(self, request_id: RequestId) -> None:
+        """Take a row, of which nothing is unread, out of the decode batch with its KV; `join` takes it back."""
         ...
 
     def decode(self) -> list[Drawn]:
-        """One decode step of all rows. Pipelined: gives the tokens of the step before and leaves one running."""
+        """Launch a decode step of all rows and give the tokens of the one before, if those are unread."""
+        ...
+
+    def read(self) -> list[Drawn]:
+        """Give the tokens of the step that was launched last, and launch none. Empty if they were read already."""
         ...
 
     def tokens_held(self, request_id: RequestId) -> int:

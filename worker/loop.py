@@ -8,7 +8,7 @@ import queue
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar, assert_never
+from typing import Generic, TypeVar, assert_never
 
 import structlog
 
@@ -27,10 +27,9 @@ from protocol.generation import (
     Pong,
     Prefilling,
     SetBudget,
-    Timings,
     Unpin,
     Usage,
-    Warmed,
+    Waiting,
     WorkerEvent,
 )
 from protocol.ids import BLOCK_TOKENS, BlockKey, RequestId
@@ -39,17 +38,17 @@ from worker.engine import Drawn, Engine
 from worker.messages import BlocksFetched, BlockStored, InboxMessage
 from worker.output import StopStrings
 from worker.prefix_cache import PrefixCache
-from worker.prefix_index import Block
-from worker.scheduler import Decode, Idle, Open, Prefill, Scheduler
-from worker.sequence import BooksDoNotAddUp, Prepared, Sequence
+from worker.scheduler import Decode, Idle, Join, Open, Park, Prefill, Scheduler
+from worker.sequence import BooksDoNotAddUp, Lane, Prepared, Sequence, lane_of, timings
+from worker.warming import STORE_SECONDS, Warming, WarmingPrefixes
 
 Payload = TypeVar("Payload")
 
 FETCH_DEADLINE_SECONDS = 5.0
 """How long a request waits for blocks from disk before it is computed without them."""
 
-WARM_STORE_SECONDS = 10.0
-"""How long the answer to a warm waits for its blocks to be durable."""
+WAITING_REPORT_SECONDS = 1.0
+"""How often at most a request that waits is told where it stands."""
 
 _REMEMBERED_CANCELS = 1024
 
@@ -70,18 +69,8 @@ class _Row:
     drawn: int = 0
     unsent_tokens: int = 0
     unsent_logprobs: tuple[ChosenLogprob, ...] = ()
-
-
-@dataclass
-class _Warming:
-    """A warmed prefix whose blocks are on their way to disk."""
-
-    row: _Row
-    sequence: Sequence
-    blocks: tuple[Block[Any], ...]
-    storing: set[BlockKey]
-    deadline: float
-    done: float
+    told: Waiting | None = None
+    told_at: float = 0.0
 
 
 class StepLoop(Generic[Payload]):
@@ -108,9 +97,10 @@ class StepLoop(Generic[Payload]):
         self._send = send
         self._clock = clock
         self._rows: dict[RequestId, _Row] = {}
-        self._warming: dict[RequestId, _Warming] = {}
+        self._warming: WarmingPrefixes[Payload] = WarmingPrefixes()
         self._cancelled_early: OrderedDict[RequestId, None] = OrderedDict()
         self._steps = 0
+        self._standings_due = 0.0
         self._drain_until: float | None = None
 
     def run(self) -> None:
@@ -122,6 +112,8 @@ class StepLoop(Generic[Payload]):
             self._answer_warmed()
             if self._is_drained():
                 return
+            if self._clock() >= self._standings_due:
+                self._report_standings()
             self._step()
 
     # --- messages --------------------------------------------------------------------------------------------------
@@ -131,8 +123,8 @@ class StepLoop(Generic[Payload]):
         if idle is not None:
             self._cache.check()
             self._scheduler.check()
-            warming = [warming.deadline for warming in self._warming.values()]
-            ends = [end for end in (idle.until, self._drain_until, *warming) if end is not None]
+            self._report_standings()
+            ends = [end for end in (idle.until, self._drain_until, *self._warming.deadlines) if end is not None]
             timeout = max(0.0, min(ends) - self._clock()) if ends else None
             try:
                 self._apply(self._inbox.get(timeout=timeout))
@@ -156,8 +148,7 @@ class StepLoop(Generic[Payload]):
             case BlockStored(key=key, outcome=outcome):
                 if outcome == "durable":
                     self._cache.became_durable(key)
-                for warming in self._warming.values():
-                    warming.storing.discard(key)
+                self._warming.stored(key)
             case Unpin(owner=owner, name=name):
                 self._cache.unpin(owner, name)
             case SetBudget(hot_cache_bytes=budget_bytes):
@@ -191,13 +182,14 @@ class StepLoop(Generic[Payload]):
                 arrived=prepared.arrived,
                 blocks_deadline=self._clock() + FETCH_DEADLINE_SECONDS if waits else None,
                 boundaries=prepared.boundaries if self._engine.keeps_states else (),
-                priority="normal" if prepared.warm is None else "warm",
+                lane=lane_of(prepared),
+                tenant=prepared.request.tenant,
+                grains=prepared.grains if self._cache.is_on else (),
             )
         )
 
     def _cancel(self, request_id: RequestId) -> None:
-        if request_id in self._warming:
-            del self._warming[request_id]
+        if self._warming.cancel(request_id):
             self._fail(request_id, FailureKind.CANCELLED, "cancelled; what was computed is kept")
             return
         if request_id not in self._rows:
@@ -214,7 +206,7 @@ class StepLoop(Generic[Payload]):
         is_busy = bool(self._warming) or not self._scheduler.is_empty
         if self._drain_until is None or (is_busy and self._clock() < self._drain_until):
             return False
-        for request_id in [*self._rows, *self._warming]:
+        for request_id in [*self._rows, *self._warming.request_ids]:
             self._fail(
                 request_id, FailureKind.SHUTTING_DOWN, "the model's process stopped before the answer was complete"
             )
@@ -246,17 +238,35 @@ class StepLoop(Generic[Payload]):
             case Open(request_id=request_id):
                 self._open(request_id)
             case Prefill():
-                self._prefill(step, started)
+                self._read()
+                self._prefill(step)
+            case Join(request_id=request_id):
+                self._engine.join(request_id)
+                self._scheduler.joined(request_id, self._clock())
+            case Park(request_id=request_id):
+                self._read()
+                if request_id in self._rows:
+                    self._engine.park(request_id)
+                    self._scheduler.parked(request_id, self._clock())
             case Decode():
                 drawn = self._engine.decode()
-                self._scheduler.decoded(self._clock() - started)
                 self._steps += 1
-                ended = [request_id for token in drawn if (request_id := self._drew(token)) is not None]
-                self._forget(ended)
+                self._decoded(drawn, started)
             case Idle():
                 pass
             case _:
                 assert_never(step)
+
+    def _read(self) -> None:
+        """Before the device does something long: what it has decoded already is on its way to the clients."""
+        if self._scheduler.is_decoding:
+            started = self._clock()
+            self._decoded(self._engine.read(), started)
+
+    def _decoded(self, drawn: list[Drawn], started: float) -> None:
+        self._scheduler.decoded(self._clock() - started, len(drawn))
+        ended = [request_id for token in drawn if (request_id := self._drew(token)) is not None]
+        self._forget(ended)
 
     def _open(self, request_id: RequestId) -> None:
         row = self._rows[request_id]
@@ -267,16 +277,19 @@ class StepLoop(Generic[Payload]):
         row.is_open = True
         row.touched = match.touched
         row.kept_until = match.whole_blocks * BLOCK_TOKENS
+        sequence = self._sequence(request_id)
         self._scheduler.opened(request_id, match.tokens, self._clock())
-        self._report_prefill(self._sequence(request_id))
+        self._report_prefill(sequence)
+        if sequence.prefill_left == 0:
+            self._prompt_done(row, sequence)
 
-    def _prefill(self, step: Prefill, started: float) -> None:
+    def _prefill(self, step: Prefill) -> None:
         row = self._rows[step.request_id]
-        if step.tokens:
-            self._engine.prefill(step.request_id, step.tokens)
-            self._steps += 1
-        now = self._clock()
         sequence = self._sequence(step.request_id)
+        started = self._clock()
+        self._engine.prefill(step.request_id, step.tokens)
+        self._steps += 1
+        now = self._clock()
         self._scheduler.prefilled(step, now - started, now)
         # Whole blocks are kept after each slice, so that what a cancelled request computed is not lost; the tail once.
         is_boundary = sequence.prefilled in sequence.boundaries
@@ -285,12 +298,14 @@ class StepLoop(Generic[Payload]):
         self._keep(row, end)
         if is_boundary:
             self._keep_state(row, end)
-        if step.tokens:
-            self._report_prefill(sequence)
-        if is_done and sequence.priority == "warm":
+        self._report_prefill(sequence)
+        if is_done:
+            self._prompt_done(row, sequence)
+
+    def _prompt_done(self, row: _Row, sequence: Sequence) -> None:
+        """What was to be answered waits for its row now."""
+        if sequence.lane is Lane.WARM:
             self._warmed(row, sequence)
-        elif is_done:
-            self._engine.join(step.request_id)
 
     def _warmed(self, row: _Row, sequence: Sequence) -> None:
         """A prefix was computed to be kept. Its answer waits for the disk, for a while."""
@@ -298,45 +313,26 @@ class StepLoop(Generic[Payload]):
             self._keep_state(row, sequence.prefilled)
         request_id = row.prepared.request_id
         blocks = self._cache.warmed(row.prepared, self._clock())
-        self._warming[request_id] = _Warming(
-            row=row,
-            sequence=sequence,
-            blocks=blocks,
-            storing={block.key for block in blocks if self._cache.is_storing(block.key)},
-            deadline=self._clock() + WARM_STORE_SECONDS,
-            done=self._clock(),
+        now = self._clock()
+        self._warming.add(
+            Warming(
+                prepared=row.prepared,
+                sequence=sequence,
+                timings=timings(sequence, now),
+                report=row.report,
+                blocks=blocks,
+                storing={block.key for block in blocks if self._cache.is_storing(block.key)},
+                deadline=now + STORE_SECONDS,
+            )
         )
         self._forget([request_id])
 
     def _answer_warmed(self) -> None:
-        now = self._clock()
-        for request_id, warming in list(self._warming.items()):
-            if not warming.storing or now >= warming.deadline:
-                del self._warming[request_id]
-                self._send_warmed(warming)
-
-    def _send_warmed(self, warming: _Warming) -> None:
-        prepared, sequence = warming.row.prepared, warming.sequence
-        if prepared.warm is not None and prepared.warm.pin is not None:
-            self._cache.pin_on_disk(warming.blocks, prepared.request.cache.owner, prepared.warm.pin)
-        started = sequence.prefill_started or sequence.arrived
-        self._send(
-            Warmed(
-                request_id=prepared.request_id,
-                prompt_tokens=sequence.prompt_tokens,
-                cached_tokens=sequence.cached,
-                blocks=len(warming.blocks),
-                size_bytes=sum(block.size_bytes for block in warming.blocks),
-                durable_blocks=sum(block.is_durable for block in warming.blocks),
-                timings=Timings(
-                    queue_seconds=started - sequence.arrived,
-                    prefill_seconds=warming.done - started,
-                    decode_seconds=0.0,
-                    prefill_slices=sequence.slices,
-                ),
-                cache=warming.row.report,
-            )
-        )
+        for warming in self._warming.take_due(self._clock()):
+            prepared = warming.prepared
+            if prepared.warm is not None and prepared.warm.pin is not None:
+                self._cache.pin_on_disk(warming.blocks, prepared.request.cache.owner, prepared.warm.pin)
+            self._send(warming.answer)
 
     def _drew(self, token: Drawn) -> RequestId | None:
         """Take a row's next token. Returns its id when that ended it."""
@@ -367,8 +363,6 @@ class StepLoop(Generic[Payload]):
     def _finish(self, row: _Row, text: str, reason: FinishReason, matched: str | None = None) -> None:
         request_id = row.prepared.request_id
         sequence = self._sequence(request_id)
-        now = self._clock()
-        prefill_started, decode_started = sequence.prefill_started or now, sequence.decode_started or now
         self._send_delta(row, text)
         held = self._engine.tokens_held(request_id)
         self._keep(row, held)
@@ -381,12 +375,7 @@ class StepLoop(Generic[Payload]):
                 usage=Usage(
                     prompt_tokens=sequence.prompt_tokens, completion_tokens=row.drawn, cached_tokens=sequence.cached
                 ),
-                timings=Timings(
-                    queue_seconds=prefill_started - sequence.arrived,
-                    prefill_seconds=decode_started - prefill_started,
-                    decode_seconds=now - decode_started,
-                    prefill_slices=sequence.slices,
-                ),
+                timings=timings(sequence, self._clock()),
                 cache=row.report,
                 matched_stop=matched,
             )
@@ -432,8 +421,23 @@ class StepLoop(Generic[Payload]):
                 done_tokens=sequence.prefilled,
                 total_tokens=sequence.prompt_tokens,
                 cached_tokens=sequence.cached,
+                eta_seconds=self._scheduler.eta_seconds(sequence.request_id),
             )
         )
+
+    def _report_standings(self) -> None:
+        """Tell those who wait where they stand, if that changed."""
+        now = self._clock()
+        self._standings_due = now + WAITING_REPORT_SECONDS
+        for standing in self._scheduler.standings(now):
+            row = self._rows[standing.request_id]
+            eta_seconds = None if standing.eta_seconds is None else round(standing.eta_seconds, 1)
+            waiting = Waiting(
+                request_id=standing.request_id, ahead=standing.ahead, eta_seconds=eta_seconds, held_by=standing.held_by
+            )
+            if waiting != row.told and now - row.told_at >= WAITING_REPORT_SECONDS:
+                row.told, row.told_at = waiting, now
+                self._send(waiting)
 
     def _fail(self, request_id: RequestId, kind: FailureKind, message: str) -> None:
         self._send(Failed(request_id=request_id, failure=Failure(kind=kind, message=message)))

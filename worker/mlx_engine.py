@@ -41,13 +41,14 @@ _SELF_TEST_TOKENS = (32, 16)
 
 @dataclass
 class Row:
-    """A row and what its cache holds. `token_ids` are its prompt and all it drew, as far as read."""
+    """A row and what its cache holds. `token_ids` are its prompt and all it drew, as far as read. `is_unread`: a step
+    was launched that drew one more."""
 
     prepared: Prepared
     token_ids: list[int]
     held: int = 0
     drawn: int = 0
-    reads_prompt: bool = True
+    is_unread: bool = False
     caches: list[Any] = field(default_factory=list)
 
     @property
@@ -56,7 +57,7 @@ class Row:
 
     @property
     def ends_with_next_read(self) -> bool:
-        return not self.reads_prompt and self.drawn + 1 >= self.prepared.max_tokens
+        return self.is_unread and self.drawn + 1 >= self.prepared.max_tokens
 
 
 class MlxEngine:
@@ -67,7 +68,7 @@ class MlxEngine:
         self._tokenizer = tokenizer
         self._is_batchable = loaded.is_batchable
         self._layout: KVLayout | None = None
-        self._prefilling: dict[RequestId, Row] = {}
+        self._alone: dict[RequestId, Row] = {}  # in prefill, or parked
         self._rows: list[Row] = []
         self._caches: list[Any] = []
         self._inputs: mx.array | None = None  # [rows], lazy: what each row's next step reads
@@ -105,10 +106,10 @@ class MlxEngine:
                 last = uses[-1]
                 resume(flat, self._shape, last.block.states[last.tokens].payload)
             row.held = sum(use.tokens for use in uses)
-        self._prefilling[prepared.request_id] = row
+        self._alone[prepared.request_id] = row
 
     def prefill(self, request_id: RequestId, tokens: int) -> None:
-        row = self._prefilling[request_id]
+        row = self._alone[request_id]
         self._model(mx.array([row.token_ids[row.held : row.held + tokens]]), cache=row.caches)
         # Logits are never asked for, so the output layer does not run. All cache state is, or the graph would grow.
         mx.eval([cache.state for cache in row.caches])
@@ -119,12 +120,13 @@ class MlxEngine:
             self._prefilled_since_clear = 0
 
     def join(self, request_id: RequestId) -> None:
-        row = self._prefilling.pop(request_id)
+        row = self._alone.pop(request_id)
         caches, row.caches = row.caches, []
         first_input = mx.array([row.token_ids[-1]], mx.uint32)
         if self._sampler is None:
             self._sampler = BatchSampler(self._vocabulary_size)
-        self._sampler.join(row.prepared.request.sampling, row.token_ids)
+        prompt_tokens = len(row.prepared.token_ids)
+        self._sampler.join(row.prepared.request.sampling, row.token_ids[:prompt_tokens], row.token_ids[prompt_tokens:])
         if not self._is_batchable:
             self._caches = caches
         else:
@@ -139,19 +141,49 @@ class MlxEngine:
             self._logprobs = tuple(mx.concatenate([part, part[:1]]) for part in self._logprobs)
         self._rows.append(row)
 
+    def park(self, request_id: RequestId) -> None:
+        index = self._row_index(request_id)
+        row = self._rows[index]
+        if row.is_unread:
+            raise BooksDoNotAddUp("a row with an unread token cannot be parked")
+        row.caches = [cache.extract(index) for cache in self._caches] if self._is_batchable else self._caches
+        mx.eval([cache.state for cache in row.caches])
+        self._keep_rows([i for i in range(len(self._rows)) if i != index])
+        self._alone[request_id] = row
+
     def decode(self) -> list[Drawn]:
-        inputs, logprobs = self._inputs, self._logprobs
+        inputs, logprobs, unread = self._inputs, self._logprobs, [row.is_unread for row in self._rows]
         if inputs is None:
             return []
         if not all(row.ends_with_next_read for row in self._rows):
             self._launch(inputs)
-        mx.eval(inputs, logprobs)
-        token_ids: Any = inputs.tolist()
+        else:
+            self._mark_read()
+        self._steps += 1
+        if self._steps % _CLEAR_EVERY_STEPS == 0:
+            mx.clear_cache()
+        return self._read(inputs, logprobs, unread)
+
+    def read(self) -> list[Drawn]:
+        if self._inputs is None:
+            return []
+        unread = [row.is_unread for row in self._rows]
+        self._mark_read()
+        return self._read(self._inputs, self._logprobs, unread)
+
+    def _mark_read(self) -> None:
+        for row in self._rows:
+            row.is_unread = False
+
+    def _read(self, tokens: mx.array, logprobs: tuple[mx.array, ...] | None, unread: list[bool]) -> list[Drawn]:
+        if not any(unread):
+            return []
+        mx.eval(tokens, logprobs)
+        token_ids: Any = tokens.tolist()
         read: list[Any] | None = [part.tolist() for part in logprobs] if logprobs is not None else None
         drawn: list[Drawn] = []
         for index, (row, token_id) in enumerate(zip(self._rows, token_ids, strict=True)):
-            if row.reads_prompt:
-                row.reads_prompt = False
+            if not unread[index]:
                 continue
             row.token_ids.append(token_id)
             row.drawn += 1
@@ -160,9 +192,6 @@ class MlxEngine:
                 logprob, ids, values = (part[index] for part in read)
                 chosen = self._chosen(token_id, logprob, ids, values, row.prepared.request.top_logprobs or 0)
             drawn.append(Drawn(row.prepared.request_id, token_id, chosen))
-        self._steps += 1
-        if self._steps % _CLEAR_EVERY_STEPS == 0:
-            mx.clear_cache()
         return drawn
 
     def tokens_held(self, request_id: RequestId) -> int:
@@ -175,8 +204,8 @@ class MlxEngine:
     def cut(self, request_id: RequestId, start: int, end: int) -> tuple[KVArrays, int]:
         if self._layout is None:
             raise BooksDoNotAddUp("this model's cache cannot be cut")
-        if request_id in self._prefilling:
-            arrays = self._layout.cut(leaves(self._prefilling[request_id].caches), 0, start, end)
+        if request_id in self._alone:
+            arrays = self._layout.cut(leaves(self._alone[request_id].caches), 0, start, end)
         else:
             index = self._row_index(request_id)
             # Rows are left-padded to one common end, so a row's first token lies at (end - tokens held).
@@ -191,8 +220,8 @@ class MlxEngine:
 
     def state(self, request_id: RequestId) -> State[KVArrays]:
         """What the layers that cannot be cut hold after `tokens_held` tokens of this row."""
-        if request_id in self._prefilling:
-            arrays = snapshot(leaves(self._prefilling[request_id].caches), self._shape)
+        if request_id in self._alone:
+            arrays = snapshot(leaves(self._alone[request_id].caches), self._shape)
         elif self._is_batchable:
             arrays = row_snapshot(leaves(self._caches), self._shape, self._row_index(request_id))
         else:
@@ -202,10 +231,12 @@ class MlxEngine:
     def drop(self, request_ids: Sequence[RequestId]) -> None:
         leaving = set(request_ids)
         for request_id in leaving:
-            self._prefilling.pop(request_id, None)
+            self._alone.pop(request_id, None)
         keep = [i for i, row in enumerate(self._rows) if row.prepared.request_id not in leaving]
-        if len(keep) == len(self._rows):
-            return
+        if len(keep) < len(self._rows):
+            self._keep_rows(keep)
+
+    def _keep_rows(self, keep: list[int]) -> None:
         self._rows = [self._rows[i] for i in keep]
         if not keep:
             self._caches, self._inputs, self._logprobs, self._sampler = [], None, None, None
@@ -230,18 +261,18 @@ class MlxEngine:
         return next(i for i, row in enumerate(self._rows) if row.prepared.request_id == request_id)
 
     def _find(self, request_id: RequestId) -> Row:
-        row = self._prefilling.get(request_id)
+        row = self._alone.get(request_id)
         return row or next(row for row in self._rows if row.prepared.request_id == request_id)
 
     def _launch(self, inputs: mx.array) -> None:
         logits = self._model(inputs[:, None], cache=self._caches)[:, -1, :]
-        # A row that still reads its prompt draws its first token now; every other one the token after the pending one.
-        positions = [row.drawn + (not row.reads_prompt) for row in self._rows]
+        positions = [row.drawn + row.is_unread for row in self._rows]
         self._inputs = self._sampler.draw(logits, positions)
         self._logprobs = self._top_logprobs(logits, self._inputs) if any(r.wants_logprobs for r in self._rows) else None
         mx.async_eval(self._inputs, self._logprobs, self._sampler.state, [cache.state for cache in self._caches])
         for row in self._rows:
             row.held += 1
+            row.is_unread = True
 
     def _top_logprobs(self, logits: mx.array, tokens: mx.array) -> tuple[mx.array, ...]:
         """Of each row: the drawn token's logprob `[rows]`, the best ids and their logprobs `[rows, k]`, best first."""

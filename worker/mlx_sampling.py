@@ -31,18 +31,19 @@ class BatchSampler:
         self._seen: mx.array | None = None  # [rows, vocabulary] whether prompt or answer hold it
         self._bias: mx.array | None = None  # [rows, vocabulary]
 
-    def join(self, sampling: Sampling, prompt_ids: Sequence[int]) -> None:
-        """Add a row at the end."""
+    def join(self, sampling: Sampling, prompt_ids: Sequence[int], drawn_ids: Sequence[int] = ()) -> None:
+        """Add a row at the end. `drawn_ids` is what it drew already, if it was in a batch before."""
         seed = sampling.seed if sampling.seed is not None else int.from_bytes(os.urandom(8), "little")
         self._rows.append(sampling)
         self._seeds.append(seed % 2**64)
         count = len(self._rows)
         width = self._vocabulary_size
         if self._drawn is not None or _counts_draws(sampling):
-            self._drawn = _with_row(self._drawn, count, mx.zeros((1, width)))
+            drawn = np.bincount(np.array(drawn_ids, np.int64), minlength=width)[None].astype(np.float32)
+            self._drawn = _with_row(self._drawn, count, mx.array(drawn))  # pyright: ignore[reportArgumentType] - numpy arrays are taken
         if self._seen is not None or sampling.repetition_penalty != 1.0:
             seen = np.zeros((1, width), np.bool_)
-            seen[0, [token for token in prompt_ids if token < width]] = True
+            seen[0, [token for token in (*prompt_ids, *drawn_ids) if token < width]] = True
             self._seen = _with_row(self._seen, count, mx.array(seen))  # pyright: ignore[reportArgumentType] - numpy arrays are taken
         if self._bias is not None or sampling.logit_bias:
             bias = np.zeros((1, width), np.float32)

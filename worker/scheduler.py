@@ -1,34 +1,85 @@
-"""Which step comes next: a slice of one prompt, one decode step of all rows, or nothing. Pure.
+"""Which step comes next. Pure: `next_step` decides and changes nothing; the other methods are told what happened.
 
-The rules, in the order they are asked:
+Who goes next, in the order it is asked:
 
-1. A sequence that waits for blocks from disk is not ready until they came or its deadline passed. Then it is opened:
-   the engine makes its KV cache and puts in what the prefix cache has.
-2. Prompts are prefilled one at a time, oldest first, in slices bounded by *time*: tokens = target seconds times the
-   measured rate. The target is small while rows decode and larger when nobody waits for a token.
-3. A slice of T seconds owes the decoding rows `share / (1 - share)` times T seconds of decode before the next slice.
-4. A new prompt starts only while a row is free for it.
-5. What only warms the cache runs when no other prompt can, and stops between two slices when one comes.
+1. **Rows.** A prompt that is done joins the decode batch as soon as a row is free. Rows of the batch class are
+   *parked*, with their KV, when a higher class needs their row, or when they would stretch its decode steps to more
+   than `stretch` times; after `parked_seconds` a parked row comes back for at least `stint_seconds`: it never starves.
+2. **Decode before prefill, while decode is owed.** A slice of T seconds owes the decoding rows `share / (1 - share)`
+   times T of decode before the next slice of its lane or a lower one. The share depends on who waits (`_SHARES`).
+3. **Lane.** Of the prompts that can run a slice, those of the highest lane go first. A lane that let
+   `lower_lane_every` slices of higher lanes by takes the next one. What only warms the cache never does.
+4. **Prompt.** In a lane the prompt with the least work left goes first, where a tenant's lead over the others counts as
+   work, up to `tenant_lead_seconds`. So a ten-token question does not wait behind a repository: it goes between two
+   slices of it. Every `oldest_every`th slice of a lane goes to its oldest prompt, so the repository gets done.
+5. **A prefix is computed once.** A prompt that has not started, and shares more with one in prefill than was hot, gives
+   its turn to that one.
+
+A prompt can run a slice when its blocks from disk came (or their deadline passed), and it has started or may: a row
+will be free for it, and fewer than `max_prefills` prompts of its lane are in prefill.
+
+A slice is bounded by *time*: as many tokens as fit, slow slices included, between two tokens of the decoding rows
+(`_GAPS`), but not so few that starting it costs more than they do; on the block grid where that is cheap.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from protocol.ids import BLOCK_TOKENS, RequestId
-from worker.sequence import BooksDoNotAddUp, Sequence
+from worker.cost_model import CostModel
+from worker.sequence import BooksDoNotAddUp, Lane, Sequence, shared_tokens
+from worker.tenants import TenantBooks
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerSettings:
-    """`slice_seconds` bounds a slice beside decoding rows, `idle_slice_seconds` one that delays nobody (and so bounds
-    how long a cancel can wait). `decode_share` is the part of the time that decoding rows keep, 0…1."""
+    """`slice_seconds` is the gap between two tokens that a slice may make; `_GAPS` says how classes differ.
+    `idle_slice_seconds` bounds a slice that delays nobody, and so how long a cancel can wait."""
 
     max_rows: int
+    max_prefills: int = 4
     slice_seconds: float = 0.2
     idle_slice_seconds: float = 1.0
-    decode_share: float = 0.5
     floor_tokens: int = 16
     ceiling_tokens: int = 2048
     first_rate_tokens_per_second: float = 256.0
+    oldest_every: int = 4
+    lower_lane_every: int = 16
+    tenant_lead_seconds: float = 5.0
+    stretch: float = 1.25
+    parked_seconds: float = 10.0
+    stint_seconds: float = 0.5
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """A value for slices of a higher lane than that of the decoding rows, of the same, and of a lower one."""
+
+    higher: float
+    same: float
+    lower: float
+
+    def of(self, prompt: Lane, rows: Lane) -> float:
+        return self.higher if prompt < rows else self.same if prompt == rows else self.lower
+
+
+_GAPS = {
+    Lane.INTERACTIVE: _Beside(0.75, 0.75, 0.5),
+    Lane.STANDARD: _Beside(1.25, 1.25, 0.5),
+    Lane.BATCH: _Beside(2.5, 2.5, 1.0),
+}
+"""By the highest lane that decodes: how long a gap between its tokens may be, in `slice_seconds`."""
+
+_SHARES = {
+    Lane.INTERACTIVE: _Beside(0.5, 0.5, 0.9),
+    Lane.STANDARD: _Beside(0.2, 0.2, 0.8),
+    Lane.BATCH: _Beside(0.1, 0.2, 0.5),
+}
+"""By the highest lane that decodes: the part of the time it keeps while a prompt is prefilled. Who reads along keeps
+half of his speed; a program's stream only has to go on, so that the next program's first token comes soon."""
+
+_IDLE_GAPS = {Lane.INTERACTIVE: 1.0, Lane.STANDARD: 1.0, Lane.BATCH: 0.5, Lane.WARM: 0.25}
+"""When nothing decodes, in `idle_slice_seconds`: the lower the lane, the sooner it has to let a higher one by."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +91,25 @@ class Open:
 
 @dataclass(frozen=True)
 class Prefill:
-    """Run the next `tokens` of this prompt. Zero tokens: nothing is left to prefill, only let the row join."""
+    """Run the next `tokens` of this prompt, on behalf of `lane`: its own, or that of a prompt that waits for it."""
 
     request_id: RequestId
     tokens: int
+    lane: Lane = Lane.STANDARD
+
+
+@dataclass(frozen=True)
+class Join:
+    """This row's prompt is done: it takes part in decode from the next step on."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True)
+class Park:
+    """Take this row out of the decode batch, keeping its KV."""
+
+    request_id: RequestId
 
 
 @dataclass(frozen=True)
@@ -58,18 +124,34 @@ class Idle:
     until: float | None = None
 
 
-Step = Open | Prefill | Decode | Idle
+Step = Open | Prefill | Join | Park | Decode | Idle
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a request stands that cannot run yet, as in `protocol.generation.Waiting`."""
+
+    request_id: RequestId
+    ahead: int
+    eta_seconds: float | None
+    held_by: str
 
 
 class Scheduler:
-    """Owned by the step thread. `next_step` changes nothing; the other methods are told what happened."""
+    """Owned by the step thread. A sequence is waiting (its prompt is not done), parked, or decoding."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
+        self.costs = CostModel(settings.first_rate_tokens_per_second)
         self._settings = settings
         self._waiting: dict[RequestId, Sequence] = {}
+        self._parked: dict[RequestId, Sequence] = {}
         self._decoding: dict[RequestId, Sequence] = {}
-        self._debt_seconds = 0.0
-        self._rate = settings.first_rate_tokens_per_second
+        self._tenants = TenantBooks()
+        self._debts = dict.fromkeys(Lane, 0.0)
+        self._slices = dict.fromkeys(Lane, 0)
+        self._let_by = dict.fromkeys(Lane, 0)
+
+    # --- books -----------------------------------------------------------------------------------------------------
 
     @property
     def waiting(self) -> int:
@@ -77,105 +159,143 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        return len(self._decoding)
+        return len(self._decoding) + len(self._parked)
+
+    @property
+    def is_decoding(self) -> bool:
+        return bool(self._decoding)
 
     @property
     def is_empty(self) -> bool:
-        return not self._waiting and not self._decoding
+        return not self._waiting and not self._parked and not self._decoding
 
     @property
     def rate_tokens_per_second(self) -> float:
         """How fast prompts are prefilled, by the latest slices."""
-        return self._rate
+        return self.costs.tokens_per_second
 
     @property
     def debt_seconds(self) -> float:
-        return self._debt_seconds
+        return max(self._debts.values())
 
     def get(self, request_id: RequestId) -> Sequence | None:
-        return self._waiting.get(request_id) or self._decoding.get(request_id)
+        return self._waiting.get(request_id) or self._parked.get(request_id) or self._decoding.get(request_id)
 
     def sequences(self) -> list[Sequence]:
-        return [*self._waiting.values(), *self._decoding.values()]
+        return [*self._waiting.values(), *self._parked.values(), *self._decoding.values()]
 
-    def add(self, sequence: Sequence) -> None:
-        self._waiting[sequence.request_id] = sequence
-
-    def blocks_arrived(self, request_id: RequestId) -> None:
-        """Its blocks from disk came, or never will. An unknown id is fine."""
-        if sequence := self._waiting.get(request_id):
-            sequence.blocks_deadline = None
-
-    def remove(self, request_id: RequestId) -> Sequence | None:
-        """It finished, failed or was cancelled. Idempotent; an unknown id is fine."""
-        sequence = self._waiting.pop(request_id, None) or self._decoding.pop(request_id, None)
-        if not self._decoding:
-            self._debt_seconds = 0.0
-        return sequence
+    # --- what comes next -------------------------------------------------------------------------------------------
 
     def next_step(self, now: float) -> Step:
-        candidate = self._candidate(now)
-        if self._decoding and (candidate is None or self._debt_seconds > 0):
+        if change := self._row_change(now):
+            return change
+        ready = [s for s in self._ready(now) if not self._is_owed(s.lane)]
+        if ready:
+            return self._slice_of(ready)
+        if self._decoding:
             return Decode()
-        if candidate is not None and not candidate.has_started:
-            return Open(candidate.request_id)
-        if candidate is not None:
-            return Prefill(candidate.request_id, self._slice_tokens(candidate))
         deadlines = [s.blocks_deadline for s in self._waiting.values() if s.blocks_deadline is not None]
         return Idle(min(deadlines, default=None))
 
-    def opened(self, request_id: RequestId, cached_tokens: int, now: float) -> None:
-        """Its KV cache exists and holds `cached_tokens` of its prompt."""
-        sequence = self._waiting[request_id]
-        sequence.prefill_started = now
-        sequence.prefilled = sequence.cached = cached_tokens
-
-    def prefilled(self, step: Prefill, seconds: float, now: float) -> None:
-        """A slice ran. When nothing is left the row has joined the decode batch, or is gone if it was only to warm."""
-        sequence = self._waiting[step.request_id]
-        sequence.prefilled += step.tokens
-        sequence.slices += step.tokens > 0
-        if step.tokens >= self._settings.floor_tokens and seconds > 0:
-            # The latest slices count most: the rate falls as the context grows.
-            self._rate += 0.5 * (step.tokens / seconds - self._rate)
-        if self._decoding:
-            self._debt_seconds += seconds * self._settings.decode_share / (1 - self._settings.decode_share)
-        if sequence.prefill_left == 0:
-            del self._waiting[step.request_id]
-            if sequence.priority == "warm":
-                return
-            sequence.decode_started = now
-            self._decoding[step.request_id] = sequence
-
-    def decoded(self, seconds: float) -> None:
-        """A decode step ran."""
-        self._debt_seconds = max(0.0, self._debt_seconds - seconds)
-
-    def check(self) -> None:
-        """Raise BooksDoNotAddUp if an invariant is broken."""
-        laws = {
-            "debt is never negative": self._debt_seconds >= 0,
-            "no more rows than allowed": len(self._decoding) <= self._settings.max_rows,
-            "a sequence waits or decodes": not self._waiting.keys() & self._decoding.keys(),
-            "decoding means prefilled": all(s.is_decoding and s.prefill_left == 0 for s in self._decoding.values()),
-            "waiting means not decoding": all(
-                not s.is_decoding and s.prefilled <= s.prefill_total for s in self._waiting.values()
-            ),
-        }
-        if broken := [law for law, holds in laws.items() if not holds]:
-            raise BooksDoNotAddUp("; ".join(broken))
-
-    def _candidate(self, now: float) -> Sequence | None:
-        if len(self._decoding) >= self._settings.max_rows:
-            return None
-        ready = [s for s in self._waiting.values() if s.blocks_deadline is None or s.blocks_deadline <= now]
-        return min(ready, key=_precedence, default=None)
-
-    def _slice_tokens(self, sequence: Sequence) -> int:
+    def _row_change(self, now: float) -> Join | Park | None:
+        """Rule 1."""
         settings = self._settings
-        target_seconds = settings.slice_seconds if self._decoding else settings.idle_slice_seconds
-        tokens = int(target_seconds * self._rate)
-        tokens = min(max(tokens, settings.floor_tokens), settings.ceiling_tokens, sequence.prefill_left)
+        lower = [s for s in self._decoding.values() if s.lane is Lane.BATCH]
+        higher = len(self._decoding) - len(lower)
+        parkable = [s for s in lower if now >= s.may_be_parked_at]
+        due = {s.request_id for s in self._parked.values() if now - s.parked_since >= settings.parked_seconds}
+        for sequence in sorted(self._parked.values(), key=lambda s: (s.request_id not in due, s.lane, s.arrived)):
+            if len(self._decoding) < settings.max_rows:
+                if (
+                    sequence.lane is not Lane.BATCH
+                    or sequence.request_id in due
+                    or not self._would_stretch(higher, len(lower) + 1)
+                ):
+                    return Join(sequence.request_id)
+            elif sequence.lane is not Lane.BATCH and parkable:
+                return Park(parkable[-1].request_id)
+        if parkable and self._would_stretch(higher, len(lower)):
+            return Park(parkable[-1].request_id)
+        return None
+
+    def _would_stretch(self, higher_rows: int, batch_rows: int) -> bool:
+        if not higher_rows or not batch_rows:
+            return False
+        if not self.costs.knows_step(higher_rows):
+            return True  # how else to learn what the higher rows alone would take
+        alone = self.costs.step_seconds(higher_rows)
+        return self.costs.step_seconds(higher_rows + batch_rows) > self._settings.stretch * alone
+
+    def _is_owed(self, lane: Lane) -> bool:
+        """Rule 2."""
+        return any(self._debts[other] > 0 for other in Lane if other <= lane)
+
+    def _ready(self, now: float) -> list[Sequence]:
+        """The prompts that can run a slice."""
+        openable = {lane for lane in {s.lane for s in self._waiting.values()} if self._may_open(lane)}
+        return [
+            s
+            for s in self._waiting.values()
+            if (s.has_started or s.lane in openable) and (s.blocks_deadline is None or s.blocks_deadline <= now)
+        ]
+
+    def _may_open(self, lane: Lane) -> bool:
+        in_prefill = sum(s.has_started for s in self._waiting.values() if s.lane is lane)
+        return in_prefill < self._settings.max_prefills and not self._rows_are_taken(lane)
+
+    def _rows_are_taken(self, lane: Lane) -> bool:
+        """Whether no row would be free for one more prompt of this lane. Rows of the batch class give way to others."""
+        if lane is Lane.WARM:
+            return False
+        last = max(lane, Lane.STANDARD)
+        started = (s for s in self._waiting.values() if s.has_started)
+        holders = (*self._decoding.values(), *self._parked.values(), *started)
+        return sum(s.lane <= last for s in holders) >= self._settings.max_rows
+
+    def _slice_of(self, ready: list[Sequence]) -> Open | Prefill:
+        lane = self._lane_of_next(s.lane for s in ready)
+        sequence = self._prompt_of_next([s for s in ready if s.lane is lane])
+        sequence = self._leader_of(sequence) or sequence
+        if not sequence.has_started:
+            return Open(sequence.request_id)
+        return Prefill(sequence.request_id, self._slice_tokens(sequence, lane), lane)
+
+    def _lane_of_next(self, lanes: Iterable[Lane]) -> Lane:
+        """Rule 3."""
+        ordered = sorted(set(lanes))
+        passed = [lane for lane in ordered if self._let_by[lane] >= self._settings.lower_lane_every]
+        return passed[0] if passed and passed[0] is not Lane.WARM else ordered[0]
+
+    def _prompt_of_next(self, ready: list[Sequence]) -> Sequence:
+        """Rule 4."""
+        lane = ready[0].lane
+        if self._slices[lane] % self._settings.oldest_every == self._settings.oldest_every - 1:
+            return min(ready, key=lambda s: s.arrived)
+        leads = self._tenants.leads()
+        return min(ready, key=lambda s: (self._work_left(s, leads), not s.has_started))
+
+    def _work_left(self, sequence: Sequence, leads: dict[str, float]) -> float:
+        lead = min(leads[sequence.tenant], self._settings.tenant_lead_seconds)
+        return lead + self.costs.prefill_seconds(sequence.prefill_left, sequence.prefilled)
+
+    def _leader_of(self, sequence: Sequence) -> Sequence | None:
+        """Rule 5: the prompt in prefill that is still to compute most of what this one has in common with it."""
+        if sequence.has_started:
+            return None
+        leaders: list[tuple[int, Sequence]] = []
+        for other in self._waiting.values():
+            if other.has_started and (shared := shared_tokens(sequence.grains, other.grains)) > other.cached:
+                # Whole blocks are kept as they are computed, what fills none when the prompt is done.
+                kept_at = min(-(-shared // BLOCK_TOKENS) * BLOCK_TOKENS, other.prefill_total)
+                if other.prefilled < kept_at:
+                    leaders.append((shared, other))
+        return max(leaders, key=lambda pair: pair[0])[1] if leaders else None
+
+    def _slice_tokens(self, sequence: Sequence, lane: Lane) -> int:
+        settings = self._settings
+        tokens = self.costs.tokens_in(self._slice_seconds(lane), sequence.prefilled)
+        floor_tokens = max(settings.floor_tokens, self.costs.break_even_tokens(sequence.prefilled))
+        tokens = min(max(tokens, floor_tokens), settings.ceiling_tokens, sequence.prefill_left)
         boundary = sequence.next_boundary
         if boundary is not None and sequence.prefilled + tokens >= boundary:
             return boundary - sequence.prefilled
@@ -186,7 +306,174 @@ class Scheduler:
             tokens -= beyond
         return tokens
 
+    def _slice_seconds(self, lane: Lane) -> float:
+        """A gap between two tokens is a slice and the step after it."""
+        if not self._decoding:
+            return self._settings.idle_slice_seconds * _IDLE_GAPS[lane]
+        rows = min(s.lane for s in self._decoding.values())
+        gap = self._settings.slice_seconds * _GAPS[rows].of(lane, rows)
+        return max(gap - self.costs.step_seconds(len(self._decoding)), gap / 2)
 
-def _precedence(sequence: Sequence) -> tuple[bool, bool]:
-    """Smallest first; of equals the oldest, since `min` keeps the order of arrival."""
-    return sequence.priority == "warm", not sequence.has_started
+    # --- what happened ---------------------------------------------------------------------------------------------
+
+    def add(self, sequence: Sequence) -> None:
+        self._waiting[sequence.request_id] = sequence
+        self._tenants.arrived(sequence.tenant)
+
+    def blocks_arrived(self, request_id: RequestId) -> None:
+        """Its blocks from disk came, or never will. An unknown id is fine."""
+        if sequence := self._waiting.get(request_id):
+            sequence.blocks_deadline = None
+
+    def remove(self, request_id: RequestId) -> Sequence | None:
+        """It finished, failed or was cancelled. Idempotent; an unknown id is fine."""
+        for place in (self._waiting, self._parked, self._decoding):
+            if sequence := place.pop(request_id, None):
+                self._tenants.left(sequence.tenant)
+                self._forgive()
+                return sequence
+        return None
+
+    def opened(self, request_id: RequestId, cached_tokens: int, now: float) -> None:
+        """Its KV cache exists and holds `cached_tokens` of its prompt."""
+        sequence = self._waiting[request_id]
+        sequence.prefill_started = now
+        sequence.prefilled = sequence.cached = cached_tokens
+        self._prompt_may_be_done(sequence, now)
+
+    def prefilled(self, step: Prefill, seconds: float, now: float) -> None:
+        """A slice ran. When nothing is left the prompt is parked, or is gone if it was only to warm."""
+        sequence = self._waiting[step.request_id]
+        self.costs.prefilled(step.tokens, sequence.prefilled, seconds)
+        self._count_held(seconds, sequence)
+        sequence.prefilled += step.tokens
+        sequence.slices += 1
+        self._tenants.charge(sequence.tenant, seconds)
+        self._slices[step.lane] += 1
+        self._let_by[step.lane] = 0
+        for lane in {s.lane for s in self._ready(now) if s.lane > step.lane}:
+            self._let_by[lane] += 1
+        if self._decoding:
+            rows = min(s.lane for s in self._decoding.values())
+            share = _SHARES[rows].of(step.lane, rows)
+            self._debts[step.lane] += seconds * share / (1 - share)
+        self._prompt_may_be_done(sequence, now)
+
+    def joined(self, request_id: RequestId, now: float) -> None:
+        """A parked row takes part in decode."""
+        sequence = self._parked.pop(request_id)
+        is_stint = now - sequence.parked_since >= self._settings.parked_seconds
+        sequence.may_be_parked_at = now + self._settings.stint_seconds if is_stint else now
+        if sequence.decode_started is None:
+            sequence.decode_started = now
+        self._decoding[request_id] = sequence
+
+    def parked(self, request_id: RequestId, now: float) -> None:
+        """A decoding row left the batch, for a while."""
+        sequence = self._decoding.pop(request_id)
+        sequence.parked_since = now
+        self._parked[request_id] = sequence
+        self._forgive()
+
+    def decoded(self, seconds: float, tokens: int) -> None:
+        """Rows had `seconds` of the device, and drew `tokens` tokens."""
+        if tokens:  # else the time is that of a launch only
+            self.costs.stepped(tokens, seconds)
+        for lane in Lane:
+            self._debts[lane] = max(0.0, self._debts[lane] - seconds)
+        for sequence in self._decoding.values():
+            self._tenants.charge(sequence.tenant, seconds / len(self._decoding))
+        self._count_held(seconds, None)
+
+    def _prompt_may_be_done(self, sequence: Sequence, now: float) -> None:
+        if sequence.prefill_left > 0:
+            return
+        del self._waiting[sequence.request_id]
+        if sequence.lane is Lane.WARM:
+            self._tenants.left(sequence.tenant)
+            return
+        sequence.parked_since = now
+        self._parked[sequence.request_id] = sequence
+
+    def _forgive(self) -> None:
+        """A debt to nobody is none."""
+        if not self._decoding:
+            self._debts = dict.fromkeys(Lane, 0.0)
+
+    def check(self) -> None:
+        """Raise BooksDoNotAddUp if an invariant is broken."""
+        places = [*self._waiting, *self._parked, *self._decoding]
+        done = [*self._parked.values(), *self._decoding.values()]
+        in_prefill = [s.lane for s in self._waiting.values() if s.has_started]
+        laws = {
+            "debt is never negative": min(self._debts.values()) >= 0,
+            "no debt to nobody": bool(self._decoding) or self.debt_seconds == 0,
+            "no more rows than allowed": len(self._decoding) <= self._settings.max_rows,
+            "a sequence is in one place": len(places) == len(set(places)),
+            "decoding or parked means prefilled": all(s.prefill_left == 0 for s in done),
+            "waiting means that some of the prompt is left": all(s.prefill_left >= 0 for s in self._waiting.values()),
+            "few prompts in prefill": all(in_prefill.count(lane) <= self._settings.max_prefills for lane in Lane),
+        }
+        if broken := [law for law, holds in laws.items() if not holds]:
+            raise BooksDoNotAddUp("; ".join(broken))
+
+    # --- what those who wait are told -------------------------------------------------------------------------------
+
+    def standings(self, now: float) -> list[Standing]:
+        """Of every request that has not started, or is parked: how many go first, how long that takes, and why."""
+        leads = self._tenants.leads()
+        ordered = sorted(self._waiting.values(), key=lambda s: (s.lane, self._work_left(s, leads)))
+        holders = self._holders()
+        standings = [Standing(name, 0, None, holders[name]) for name in self._parked]
+        seconds = 0.0
+        for ahead, sequence in enumerate(ordered):
+            seconds += self._seconds_left(sequence)
+            if not sequence.has_started:
+                held_by = holders[sequence.request_id]
+                is_known = held_by in ("", "higher_class")
+                standings.append(Standing(sequence.request_id, ahead, seconds if is_known else None, held_by))
+        return standings
+
+    def eta_seconds(self, request_id: RequestId) -> float:
+        """Until this prompt is done, if none comes that goes before it."""
+        sequence = self._waiting.get(request_id)
+        if sequence is None:
+            return 0.0
+        leads = self._tenants.leads()
+        own = (sequence.lane, self._work_left(sequence, leads))
+        return self._seconds_left(sequence) + sum(
+            self._seconds_left(other)
+            for other in self._waiting.values()
+            if other is not sequence and (other.lane, self._work_left(other, leads)) < own
+        )
+
+    def _seconds_left(self, sequence: Sequence) -> float:
+        seconds = self.costs.prefill_seconds(sequence.prefill_left, sequence.prefilled)
+        if not self._decoding:
+            return seconds
+        rows = min(s.lane for s in self._decoding.values())
+        return seconds / (1 - _SHARES[rows].of(sequence.lane, rows))
+
+    def _holders(self) -> dict[RequestId, str]:
+        """What each sequence that waits or is parked waits for; empty for those whose turn has not come."""
+        top = min((s.lane for s in (*self._waiting.values(), *self._decoding.values())), default=Lane.WARM)
+        full = {lane for lane in Lane if self._rows_are_taken(lane)}
+        holders: dict[RequestId, str] = {}
+        for name, sequence in self._waiting.items():
+            if sequence.blocks_deadline is not None:
+                holders[name] = "disk"
+            elif not sequence.has_started and sequence.lane in full:
+                holders[name] = "rows"
+            else:
+                holders[name] = "higher_class" if top < sequence.lane else ""
+        parked_by = "rows" if len(self._decoding) >= self._settings.max_rows else "higher_class"
+        return holders | dict.fromkeys(self._parked, parked_by)
+
+    def _count_held(self, seconds: float, served: Sequence | None) -> None:
+        """These seconds of the device went to others."""
+        if not self._waiting and not self._parked:
+            return
+        for name, held_by in self._holders().items():
+            sequence = self._waiting.get(name) or self._parked[name]
+            if held_by and sequence is not served:
+                sequence.held[held_by] = sequence.held.get(held_by, 0.0) + seconds

@@ -1,10 +1,10 @@
 """One request's progress through the engine. Arithmetic as properties, so the scheduler reads as prose."""
 
-from dataclasses import dataclass
-from typing import Literal
+import enum
+from dataclasses import dataclass, field
 
-from protocol.generation import Generate, Warm
-from protocol.ids import Grain, RequestId
+from protocol.generation import Generate, Timings, Warm
+from protocol.ids import GRAIN_TOKENS, Grain, RequestId
 from worker.hashing import Root
 
 
@@ -37,8 +37,17 @@ class Prepared:
         return self.request.request_id
 
 
-Priority = Literal["normal", "warm"]
-"""`warm` only fills the cache, when nobody waits."""
+class Lane(enum.IntEnum):
+    """The latency classes and, after them, what only fills the cache. The smallest goes first."""
+
+    INTERACTIVE = 0
+    STANDARD = 1
+    BATCH = 2
+    WARM = 3
+
+
+def lane_of(prepared: Prepared) -> Lane:
+    return Lane.WARM if prepared.warm is not None else Lane(prepared.request.latency_class.rank)
 
 
 @dataclass(kw_only=True)
@@ -46,20 +55,27 @@ class Sequence:
     """A request the scheduler knows.
 
     `prefilled` tokens of the prompt are in its KV cache, `cached` of them came from the prefix cache. The last
-    prompt token is never prefilled: it is the first input of decode.
+    prompt token is never prefilled: it is the first input of decode. `grains` name its prefix (see `protocol.ids`).
+    A sequence whose prompt is done and which takes no part in decode is parked. `held` counts the seconds it gave way,
+    by reason (see `protocol.generation.Waiting`).
     """
 
     request_id: RequestId
     prompt_tokens: int
     arrived: float
+    lane: Lane = Lane.STANDARD
+    tenant: str = ""
     blocks_deadline: float | None = None
     boundaries: tuple[int, ...] = ()
-    priority: Priority = "normal"
+    grains: tuple[Grain, ...] = ()
     prefilled: int = 0
     cached: int = 0
     slices: int = 0
     prefill_started: float | None = None
     decode_started: float | None = None
+    parked_since: float = 0.0
+    may_be_parked_at: float = 0.0
+    held: dict[str, float] = field(default_factory=dict[str, float])
 
     @property
     def prefill_total(self) -> int:
@@ -79,5 +95,37 @@ class Sequence:
         return self.prefill_started is not None
 
     @property
-    def is_decoding(self) -> bool:
-        return self.decode_started is not None
+    def held_seconds(self) -> float:
+        return sum(self.held.values())
+
+    @property
+    def held_by(self) -> str:
+        return max(self.held, key=self.held.__getitem__, default="")
+
+
+def timings(sequence: Sequence, now: float) -> Timings:
+    """Of a sequence that ends now. What only warmed has no decode."""
+    started = sequence.prefill_started if sequence.prefill_started is not None else now
+    done = sequence.decode_started if sequence.decode_started is not None else now
+    return Timings(
+        queue_seconds=started - sequence.arrived,
+        prefill_seconds=done - started,
+        decode_seconds=now - done,
+        prefill_slices=sequence.slices,
+        held_seconds=sequence.held_seconds,
+        held_by=sequence.held_by,
+    )
+
+
+def shared_tokens(one: tuple[Grain, ...], other: tuple[Grain, ...]) -> int:
+    """How many tokens two prompts have in common, in whole grains: equal grains mean equal prefixes up to there."""
+    low, high = 0, min(len(one), len(other))
+    if high == 0 or one[0] != other[0]:
+        return 0
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[middle - 1] == other[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low * GRAIN_TOKENS

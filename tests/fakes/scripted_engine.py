@@ -39,7 +39,7 @@ class ScriptedRow:
     token_ids: list[int]
     held: int
     is_decoding: bool = False
-    reads_prompt: bool = True
+    is_unread: bool = False
     kv: list[int] = field(default_factory=list[int])
 
 
@@ -89,21 +89,37 @@ class ScriptedEngine:
 
     def join(self, request_id: RequestId) -> None:
         row = self.rows[request_id]
-        assert row.held == len(row.prepared.token_ids) - 1
+        assert row.held == len(row.token_ids) - 1
         row.is_decoding = True
         self.log.append(f"join {request_id}")
+
+    def park(self, request_id: RequestId) -> None:
+        row = self.rows[request_id]
+        assert row.is_decoding
+        assert not row.is_unread
+        row.is_decoding = False
+        self.log.append(f"park {request_id}")
 
     def decode(self) -> list[Drawn]:
         rows = {i: row for i, row in self.rows.items() if row.is_decoding}
         assert rows, "a decode step of no row"
         self._clock.advance(self._decode_seconds)
         self.log.append("decode")
+        drawn = self._take(rows)
+        for row in rows.values():
+            row.held += 1
+            row.is_unread = True
+        return drawn
+
+    def read(self) -> list[Drawn]:
+        return self._take(self.rows)
+
+    def _take(self, rows: Mapping[RequestId, ScriptedRow]) -> list[Drawn]:
         drawn: list[Drawn] = []
         for request_id, row in rows.items():
-            row.held += 1
-            if row.reads_prompt:
-                row.reads_prompt = False
+            if not row.is_unread:
                 continue
+            row.is_unread = False
             token_id = row.says.pop(0)
             row.token_ids.append(token_id)
             row.kv = row.token_ids[: row.held]

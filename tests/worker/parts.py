@@ -5,6 +5,7 @@ from typing import Literal
 
 from protocol.generation import CacheUse, Generate, Pin, TokenPrompt, Warm
 from protocol.ids import BLOCK_TOKENS, BlockKey, RequestId
+from protocol.latency import LatencyClass
 from protocol.sampling import Sampling
 from worker import hashing
 from worker.prefix_index import Block
@@ -27,6 +28,7 @@ def prepared(
     owner: str = "",
     retention: Literal["disk", "in_memory"] = "disk",
     pin: Pin | None = None,
+    latency_class: LatencyClass = LatencyClass.STANDARD,
     arrived: float = 1000.0,
 ) -> Prepared:
     """A request as the text plane hands it on."""
@@ -38,6 +40,7 @@ def prepared(
         stop=stop,
         stop_token_ids=stop_token_ids,
         top_logprobs=top_logprobs,
+        latency_class=latency_class,
         cache=CacheUse(scope=scope, owner=owner, retention=retention),
     )
     root = hashing.root(FINGERPRINT, scope)

@@ -24,10 +24,12 @@ from protocol.generation import (
     Prefilling,
     SetBudget,
     Unpin,
+    Waiting,
     Warmed,
     WorkerEvent,
 )
 from protocol.ids import BLOCK_TOKENS, BlockKey, RequestId
+from protocol.latency import LatencyClass
 from tests.fakes.scripted_engine import LetterDetokenizer, ManualClock, ScriptedEngine, saying
 from tests.worker.parts import chain_of_blocks, prepared
 from worker.loop import FETCH_DEADLINE_SECONDS, StepLoop
@@ -261,6 +263,69 @@ def test_rows_do_not_mix() -> None:
         assert run.text(name) == text[:50]
 
 
+# --- who waits for whom ---------------------------------------------------------------------------------------------
+
+
+def test_a_question_does_not_wait_for_a_long_prompt() -> None:
+    """It is answered between two slices of it; the tokens that a row has drawn come before a slice, not after it."""
+    long = prepared("long", range(5000, 25_000), max_tokens=1)
+    run = Run(
+        [asks("stream", 5), *[None] * 8, long, *[None] * 20, asks("q", 10, max_tokens=1), *QUIET, *QUIET],
+        {"stream": "x" * 49, "long": "y", "q": "z"},
+    )
+
+    ends = [event.request_id for event in run.events if isinstance(event, Finished)]
+    assert ends.index("q") < ends.index("long")
+    assert run.finished("q").timings.queue_seconds < 30
+
+
+def test_rows_of_the_batch_class_give_way() -> None:
+    """Parked with their KV, and not one token different; what they waited is told and counted."""
+    batch = asks("b", 40, latency_class=LatencyClass.BATCH)
+    person = prepared("p", range(100, 120), max_tokens=50, latency_class=LatencyClass.INTERACTIVE)
+    run = Run([batch, *[None] * 20, person, *QUIET], {"b": "work" * 11, "p": "a person's answer"}, max_rows=1)
+
+    assert (run.text("b"), run.text("p")) == ("work" * 11, "a person's answer")
+    ends = [event.request_id for event in run.events if isinstance(event, Finished)]
+    assert ends == ["p", "b"]
+    assert "park b" in run.engine.log
+    timings = run.finished("b").timings
+    assert timings.held_by == "rows"
+    assert 0.3 < timings.held_seconds < 1
+    assert run.finished("p").timings.held_seconds == 0
+
+
+def test_who_waits_is_told_where_it_stands() -> None:
+    """When that changes, at most once a second, with the reason; a request that runs at once hears nothing."""
+    run = Run(
+        [asks("a", 5), *[None] * 5, asks("b", 200), asks("c", 300), *QUIET],
+        {"a": "x" * 49, "b": "y" * 40, "c": "z"},
+        max_rows=1,
+    )
+    waits = {name: [event for event in run.of(name) if isinstance(event, Waiting)] for name in "abc"}
+
+    assert waits["a"] == []
+    assert [(event.ahead, event.held_by) for event in waits["b"]] == [(0, "rows")]
+    assert [(event.ahead, event.held_by) for event in waits["c"]] == [(1, "rows"), (0, "rows")]
+
+
+def test_progress_says_when_it_will_be_done() -> None:
+    """By what slices took so far; at its end, no more."""
+    run = Run([asks("r", 3000), *QUIET], {"r": "x"})
+    progress = [event for event in run.of("r") if isinstance(event, Prefilling)]
+
+    assert progress[-1].eta_seconds == 0
+    for event in progress[1:]:
+        assert event.eta_seconds == pytest.approx((2999 - event.done_tokens) * 0.001, abs=0.2)
+
+
+def test_a_prefix_in_flight_is_computed_once() -> None:
+    """The second waits for the first, and finds what they share."""
+    run = Run([asks("a", 2000), asks("b", 2100), *QUIET], {"a": "x", "b": "y"})
+
+    assert run.finished("b").usage.cached_tokens >= 1999 // BLOCK_TOKENS * BLOCK_TOKENS
+
+
 # --- cancel ---------------------------------------------------------------------------------------------------------
 
 
@@ -471,6 +536,7 @@ def stories(draw: st.DrawFn) -> tuple[list[InboxMessage | None], dict[str, str]]
             max_tokens=draw(st.integers(1, 15)),
             stop=draw(st.sampled_from([(), ("ab",), ("bb", "aba")])),
             top_logprobs=draw(st.sampled_from([None, 0])),
+            latency_class=draw(st.sampled_from(LatencyClass)),
         )
         at = put(request)
         if draw(st.booleans()):

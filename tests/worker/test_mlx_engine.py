@@ -19,6 +19,7 @@ from tests.worker.parts import FINGERPRINT, GREEDY, prepared
 from tests.worker.test_prefix_cache import RecordingDisk
 from tests.worker.tiny_models import CONFIGS, VOCABULARY, make_tiny_model
 from worker import hashing
+from worker.engine import Drawn
 from worker.mlx_blocks import read_block, write_block
 from worker.mlx_engine import MlxEngine
 from worker.mlx_model import LoadedModel, context_tokens, fingerprint, load_model
@@ -115,8 +116,15 @@ class Desk:
 
     def step(self) -> None:
         """One decode step; rows that have all their tokens leave."""
+        self._take(self.engine.decode())
+
+    def read(self) -> None:
+        """What the last step drew, without another step."""
+        self._take(self.engine.read())
+
+    def _take(self, tokens: Sequence[Drawn]) -> None:
         done = []
-        for drawn in self.engine.decode():
+        for drawn in tokens:
             self.drawn[drawn.request_id].append(drawn.token_id)
             if drawn.logprob is not None:
                 self.logprobs[drawn.request_id].append(drawn.logprob)
@@ -346,7 +354,71 @@ def test_a_prompt_is_prefilled_while_others_decode(llama: Model) -> None:
     desk.run()
 
     assert desk.drawn["a"] == llama.says(prompt(1, 40), 12)
-    assert not desk.engine._prefilling
+    assert not desk.engine._alone
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_parked_row_goes_on_where_it_was(model_of: Callable[[str], Model], family: str) -> None:
+    """Out of a batch of unequal rows and back into another one; who stays behind says what it says alone."""
+    model = model_of(family)
+    desk = Desk(model)
+    lengths = {"a": 30, "b": 70, "c": 11} if desk.engine.is_batchable else {"b": 70}
+    for seed, (name, length) in enumerate(lengths.items()):
+        desk.start(name, prompt(seed, length), max_tokens=24)
+        desk.step()
+    desk.read()
+    desk.engine.park(prepared("b", ()).request_id)
+    for _ in range(5):
+        desk.step()
+    parked = len(desk.drawn["b"])
+    desk.engine.join(prepared("b", ()).request_id)
+    desk.step()
+    assert len(desk.drawn["b"]) == parked
+    desk.run()
+
+    for seed, (name, length) in enumerate(lengths.items()):
+        assert desk.drawn[name] == model.says(prompt(seed, length), 24)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=0.9, seed=3),
+        Sampling(temperature=0.0, frequency_penalty=1.5, presence_penalty=0.5),
+        Sampling(temperature=0.0, repetition_penalty=1.6),
+    ],
+)
+def test_a_parked_rows_sampling_goes_on_too(llama: Model, sampling: Sampling) -> None:
+    """Draws are counted from the first token on, and penalties know what was drawn before."""
+    expected = Desk(llama).ask("r", prompt(4, 40), 20, sampling=sampling)
+    desk = Desk(llama)
+    desk.start("r", prompt(4, 40), max_tokens=20, sampling=sampling)
+    desk.start("other", prompt(5, 50), max_tokens=30)
+    for _ in range(6):
+        desk.step()
+    desk.read()
+    desk.engine.park(prepared("r", ()).request_id)
+    desk.step()
+    desk.engine.join(prepared("r", ()).request_id)
+    desk.run()
+
+    assert desk.drawn["r"] == expected
+
+
+def test_a_read_takes_each_token_once(llama: Model) -> None:
+    """Whether it comes from a read or from the next step; logprobs are those of their token."""
+    tokens, references = llama.reference(prompt(8, 20), 9)
+    desk = Desk(llama)
+    desk.start("r", prompt(8, 20), max_tokens=9, top_logprobs=0)
+    assert desk.engine.read() == []
+    while desk._running:
+        desk.step()
+        desk.read()
+        desk.read()
+
+    assert desk.drawn["r"] == tokens
+    for token, reference, logprob in zip(tokens, references, desk.logprobs["r"], strict=True):
+        assert logprob.chosen.logprob == pytest.approx(reference[token], abs=1e-4)
 
 
 # --- logprobs -------------------------------------------------------------------------------------------------------

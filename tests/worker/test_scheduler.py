@@ -1,21 +1,23 @@
-"""Which step comes next: bounded slices, decode time that is paid back, nobody forgotten."""
+"""Which step comes next: who goes first, slices that are bounded, decode time that is paid back, nobody forgotten."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.ids import BLOCK_TOKENS, RequestId
-from worker.scheduler import Decode, Idle, Open, Prefill, Scheduler, SchedulerSettings, Step
-from worker.sequence import BooksDoNotAddUp, Sequence
+from protocol.ids import BLOCK_TOKENS, Grain, RequestId
+from worker.scheduler import Decode, Idle, Join, Open, Park, Prefill, Scheduler, SchedulerSettings, Standing, Step
+from worker.sequence import BooksDoNotAddUp, Lane, Sequence, shared_tokens
 
-A, B, C = (RequestId(name) for name in "abc")
+A, B, C, D = (RequestId(name) for name in "abcd")
+I, S, BATCH, WARM = Lane  # noqa: E741 - the lanes in their order
 
 
-def sequence(name: RequestId, prompt_tokens: int, *, blocks_deadline: float | None = None) -> Sequence:
-    return Sequence(request_id=name, prompt_tokens=prompt_tokens, arrived=0.0, blocks_deadline=blocks_deadline)
+def sequence(name: RequestId, prompt_tokens: int, lane: Lane = S, **more: Any) -> Sequence:
+    return Sequence(request_id=name, prompt_tokens=prompt_tokens, lane=lane, arrived=more.pop("arrived", 0.0), **more)
 
 
 def scheduler(*sequences: Sequence, max_rows: int = 4, rate: float = 1000.0) -> Scheduler:
@@ -25,16 +27,49 @@ def scheduler(*sequences: Sequence, max_rows: int = 4, rate: float = 1000.0) -> 
     return made
 
 
-def start_decoding(made: Scheduler, name: RequestId) -> None:
-    """Run one added sequence until it decodes, in no time."""
-    made.opened(name, 0, 0.0)
-    while isinstance(step := made.next_step(0.0), Prefill):
-        made.prefilled(step, 0.0, 0.0)
-        if (known := made.get(name)) is not None and known.is_decoding:
-            return
+def play(made: Scheduler, step: Step, now: float = 0.0, seconds: float = 0.0) -> None:
+    """What the loop and an engine that takes `seconds` would do."""
+    match step:
+        case Open(request_id=name):
+            made.opened(name, 0, now)
+        case Prefill():
+            made.prefilled(step, seconds, now)
+        case Join(request_id=name):
+            made.joined(name, now)
+        case Park(request_id=name):
+            made.parked(name, now)
+        case Decode():
+            made.decoded(seconds, made.running)
+        case Idle():
+            pass
 
 
-# --- tables ---------------------------------------------------------------------------------------------------------
+def start_decoding(made: Scheduler, added: Sequence, now: float = 0.0) -> None:
+    """Add one and run it until it decodes, in no time."""
+    made.add(added)
+    name = added.request_id
+    made.opened(name, 0, now)
+    while added.prefill_left:
+        made.prefilled(Prefill(name, min(512, added.prefill_left), added.lane), 0.0, now)
+    made.joined(name, now)
+
+
+def order_of_prompts(made: Scheduler, seconds_per_token: float = 0.001) -> list[RequestId]:
+    """The prompts in the order in which they are done; nothing is decoded."""
+    done: list[RequestId] = []
+    now = 0.0
+    while made.waiting:
+        step = made.next_step(now)
+        seconds = step.tokens * seconds_per_token if isinstance(step, Prefill) else 0.0
+        now += seconds
+        play(made, step, now, seconds)
+        if isinstance(step, Prefill | Open) and step.request_id not in {s.request_id for s in made._waiting.values()}:
+            done.append(step.request_id)
+            made.remove(step.request_id)
+    return done
+
+
+# --- a sequence's way -----------------------------------------------------------------------------------------------
 
 
 def test_nothing_to_do_is_idle() -> None:
@@ -44,14 +79,14 @@ def test_nothing_to_do_is_idle() -> None:
 
 
 def test_a_sequences_way() -> None:
-    """Opened, prefilled up to its last token, then decoded until removed."""
+    """Opened, prefilled up to its last token, joined, then decoded until removed."""
     made = scheduler(sequence(A, 101))
     assert made.next_step(0.0) == Open(A)
-
     made.opened(A, 0, 1.0)
-    assert made.next_step(1.0) == Prefill(A, 100)
-
-    made.prefilled(Prefill(A, 100), 0.1, 1.1)
+    assert made.next_step(1.0) == Prefill(A, 100, S)
+    made.prefilled(Prefill(A, 100, S), 0.1, 1.1)
+    assert made.next_step(1.1) == Join(A)
+    made.joined(A, 1.1)
     assert made.next_step(1.1) == Decode()
     assert (made.waiting, made.running) == (0, 1)
 
@@ -68,9 +103,7 @@ def test_with_nothing_left_to_prefill_the_row_only_joins(prompt_tokens: int, cac
     made = scheduler(sequence(A, prompt_tokens))
     made.opened(A, cached, 0.0)
 
-    assert made.next_step(0.0) == Prefill(A, 0)
-    made.prefilled(Prefill(A, 0), 0.0, 0.0)
-    assert made.next_step(0.0) == Decode()
+    assert made.next_step(0.0) == Join(A)
     known = made.get(A)
     assert known is not None
     assert known.slices == 0
@@ -78,7 +111,7 @@ def test_with_nothing_left_to_prefill_the_row_only_joins(prompt_tokens: int, cac
 
 def test_one_that_waits_for_the_disk_lets_others_by() -> None:
     """Until its blocks came, or its deadline passed."""
-    made = scheduler(sequence(A, 50, blocks_deadline=5.0), sequence(B, 50))
+    made = scheduler(sequence(A, 50, blocks_deadline=5.0), sequence(B, 60))
     assert made.next_step(0.0) == Open(B)
     made.remove(B)
     assert made.next_step(0.0) == Idle(5.0)
@@ -89,105 +122,19 @@ def test_one_that_waits_for_the_disk_lets_others_by() -> None:
     assert made.next_step(0.0) == Open(A)
 
 
-def test_a_started_prompt_goes_on_before_another_starts() -> None:
-    """Half-done prompts hold memory and help nobody."""
-    made = scheduler(sequence(A, 5000, blocks_deadline=9.0), sequence(B, 5000))
-    made.opened(B, 0, 0.0)
-    made.blocks_arrived(A)
+def test_what_only_warms_is_gone_when_its_prompt_is_done() -> None:
+    """It takes no row."""
+    made = scheduler(sequence(A, 101, WARM))
+    play(made, made.next_step(0.0))
+    play(made, made.next_step(0.0))
 
-    step = made.next_step(0.0)
-
-    assert isinstance(step, Prefill)
-    assert step.request_id == B
-
-
-def test_no_prompt_starts_without_a_free_row() -> None:
-    """It would hold its KV and wait."""
-    made = scheduler(sequence(A, 2), sequence(B, 2), max_rows=1)
-    start_decoding(made, A)
-
-    assert made.next_step(0.0) == Decode()
-    made.remove(A)
-    assert made.next_step(0.0) == Open(B)
-
-
-@pytest.mark.parametrize(
-    ("prefilled", "left", "rate", "expected"),
-    [
-        (0, 10_000, 1000.0, 200),  # target 0.2 s; no grid line inside
-        (0, 10_000, 1500.0, 256),  # 300 → the grid, which costs 44
-        (0, 10_000, 2000.0, 256),  # 400 → 144 beyond is less than half of 400
-        (0, 10_000, 2600.0, 512),  # 520
-        (0, 10_000, 2550.0, 256),  # 510: the grid costs 254, just under the half
-        (200, 10_000, 1000.0, 200),  # ends at 400: 144 beyond would cost too much
-        (200, 10_000, 500.0, 56),  # ends at 300: 44 beyond of 100
-        (0, 30, 1000.0, 30),  # all that is left
-        (0, 10_000, 1.0, 16),  # the floor
-        (0, 100_000, 1e9, 2048),  # the ceiling
-    ],
-)
-def test_slices(prefilled: int, left: int, rate: float, expected: int) -> None:
-    """Seconds times rate, ending on the block grid where that is cheap, between floor and ceiling."""
-    made = scheduler(sequence(A, 2), sequence(B, prefilled + left + 1), rate=rate)
-    start_decoding(made, A)
-    made.opened(B, prefilled, 0.0)
-
-    assert made.next_step(0.0) == Prefill(B, expected)
-
-
-def test_a_slice_that_delays_nobody_may_be_longer() -> None:
-    """The target beside decoding rows is 0.2 s, alone 1 s."""
-    made = scheduler(sequence(A, 10_000), rate=100.0)
-    made.opened(A, 0, 0.0)
-
-    assert made.next_step(0.0) == Prefill(A, 100)
-
-
-def test_a_slice_is_paid_back_in_decode_time() -> None:
-    """Share one half: as many seconds of decode as the slice took, before the next slice."""
-    made = scheduler(sequence(A, 2), sequence(B, 10_000))
-    start_decoding(made, A)
-    made.opened(B, 0, 0.0)
-    step = made.next_step(0.0)
-    assert isinstance(step, Prefill)
-    made.prefilled(step, 0.2, 0.2)
-
-    seconds = 0.0
-    while made.next_step(1.0) == Decode():
-        made.decoded(0.03)
-        seconds += 0.03
-
-    assert seconds == pytest.approx(0.21)
-    assert made.debt_seconds == 0
-
-
-def test_a_debt_to_nobody_is_no_debt() -> None:
-    """The last decoding row is gone: the next slice comes at once."""
-    made = scheduler(sequence(A, 2), sequence(B, 10_000))
-    start_decoding(made, A)
-    made.opened(B, 0, 0.0)
-    made.prefilled(Prefill(B, 100), 9.0, 9.0)
-    made.remove(A)
-
-    assert isinstance(made.next_step(9.0), Prefill)
+    assert made.is_empty
 
 
 def test_next_step_changes_nothing() -> None:
     """It may be asked twice."""
     made = scheduler(sequence(A, 700), sequence(B, 30))
-    assert [made.next_step(0.0) for _ in range(3)] == [Open(A)] * 3
-
-
-@pytest.mark.parametrize("seconds", [0.0, 1e-9])
-def test_a_clock_that_stood_still_breaks_nothing(seconds: float) -> None:
-    """A slice of no measurable time says nothing about the rate."""
-    made = scheduler(sequence(A, 10_000))
-    made.opened(A, 0, 0.0)
-    made.prefilled(Prefill(A, 100), seconds, 0.0)
-
-    step = made.next_step(0.0)
-    assert isinstance(step, Prefill)
-    assert 0 < step.tokens <= 2048
+    assert [made.next_step(0.0) for _ in range(3)] == [Open(B)] * 3
 
 
 def test_broken_books_are_noticed() -> None:
@@ -201,29 +148,398 @@ def test_broken_books_are_noticed() -> None:
         made.check()
 
 
+# --- who goes first -------------------------------------------------------------------------------------------------
+
+
+def test_a_higher_lane_goes_first() -> None:
+    """Whatever its length and arrival; what only warms goes last."""
+    made = scheduler(
+        sequence(D, 20, WARM), sequence(C, 30, BATCH), sequence(B, 3000, S, arrived=1), sequence(A, 9000, I, arrived=2)
+    )
+
+    assert order_of_prompts(made) == [A, B, C, D]
+
+
+def test_a_ten_token_question_goes_between_two_slices_of_a_long_prompt() -> None:
+    """Of its own lane, too."""
+    made = scheduler(sequence(A, 50_000))
+    play(made, made.next_step(0.0))
+    play(made, made.next_step(0.0), seconds=0.5)
+    made.add(sequence(B, 10, arrived=1.0))
+
+    assert made.next_step(1.0) == Open(B)
+    made.opened(B, 0, 1.0)
+    assert made.next_step(1.0) == Prefill(B, 9, S)
+
+
+def test_short_questions_without_end_do_not_starve_a_long_prompt() -> None:
+    """Every fourth slice of a lane is its oldest prompt's."""
+    made = scheduler(sequence(A, 50_000))
+    slices = {"a": 0, "others": 0}
+    for i in range(400):
+        name = RequestId(f"q{i}")
+        made.add(sequence(name, 600, arrived=1.0 + i))
+        while made.get(name) is not None:
+            step = made.next_step(float(i))
+            play(made, step, float(i), 0.1)
+            if isinstance(step, Prefill):
+                slices["a" if step.request_id == A else "others"] += 1
+            if isinstance(step, Join):
+                made.remove(step.request_id)
+        if made.get(A) is None:
+            break
+
+    assert slices["a"] * 3.2 >= slices["others"]
+
+
+@pytest.mark.parametrize("lane", [S, BATCH])
+def test_a_lower_lane_gets_one_slice_in_seventeen(lane: Lane) -> None:
+    """However many prompts of a higher lane there are: the bound of its wait."""
+    made = scheduler(sequence(A, 50_000, lane), *[sequence(RequestId(f"i{i}"), 50_000, I) for i in range(3)])
+    lanes: list[Lane] = []
+    for _ in range(120):
+        step = made.next_step(0.0)
+        play(made, step, seconds=0.1)
+        if isinstance(step, Prefill):
+            lanes.append(step.lane)
+    at = [i for i, each in enumerate(lanes) if each is lane]
+
+    assert max(b - a for a, b in zip([0, *at], at, strict=False)) <= 18
+    assert lanes.count(lane) <= 120 / 16
+
+
+def test_what_only_warms_waits_for_all() -> None:
+    """It has no claim."""
+    made = scheduler(sequence(A, 5000, WARM), sequence(B, 200_000, BATCH))
+    for _ in range(60):
+        step = made.next_step(0.0)
+        assert not isinstance(step, Open | Prefill) or step.request_id == B
+        play(made, step, seconds=0.1)
+
+
+def test_tenants_share_a_lane() -> None:
+    """Who had more of the device waits for who had less, of prompts that are alike."""
+    made = scheduler(*[sequence(RequestId(f"a{i}"), 1000, tenant="a", arrived=i) for i in range(4)])
+    for i in range(4):
+        made.add(sequence(RequestId(f"b{i}"), 1000, tenant="b", arrived=9.0))
+
+    order = order_of_prompts(made)
+    assert sorted(name[0] for name in order[:6]).count("b") >= 2, order
+
+
+def test_a_tenants_lead_is_forgiven_in_the_end() -> None:
+    """It counts as five seconds of work at most: a short question still goes before a long prompt."""
+    made = scheduler(sequence(A, 2, tenant="busy"))
+    made._tenants.charge("busy", 1000.0)
+    made.add(sequence(B, 4000, tenant="other"))
+    made._tenants._served["other"] = 0.0
+    assert made.next_step(0.0) == Open(B)
+
+    made.add(sequence(C, 9000, tenant="other"))
+    made.remove(B)
+    assert made.next_step(0.0) == Open(A)
+
+
+def test_a_prompt_that_shares_with_one_in_prefill_waits_for_it() -> None:
+    """A prefix in flight is computed once: the turn goes to the one that computes it, also out of a lower lane."""
+    chain = tuple(Grain(bytes([i, j])) for i in range(8) for j in range(16))
+    made = scheduler(sequence(A, 5001, BATCH, grains=chain))
+    play(made, made.next_step(0.0))
+    play(made, made.next_step(0.0), seconds=0.5)
+    known = made.get(A)
+    assert known is not None
+    made.add(sequence(B, 1100, I, grains=(*chain[:60], *map(Grain, [b"x"] * 8))))
+
+    served: list[Step] = []
+    while not isinstance(step := made.next_step(0.0), Open):
+        assert isinstance(step, Prefill)
+        served.append(step)
+        play(made, step, seconds=step.tokens / 1000)
+    assert step == Open(B)
+    assert 960 <= known.prefilled < 3000  # the blocks that hold the 960 tokens they share
+    assert all(isinstance(each, Prefill) and each.lane is I for each in served)
+
+
+def test_a_prefix_that_was_hot_is_not_waited_for() -> None:
+    """The other one computes only what is its own."""
+    chain = tuple(Grain(bytes([i])) for i in range(64))
+    made = scheduler(sequence(A, 3000, grains=chain))
+    made.opened(A, 1024, 0.0)
+    made.add(sequence(B, 1100, grains=chain))
+
+    assert made.next_step(0.0) == Open(B)
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 40))
+def test_shared_tokens(common: int, one: int, other: int) -> None:
+    """In whole grains, up to where the chains part."""
+    head = [Grain(bytes([0, i])) for i in range(common)]
+    first = (*head, *[Grain(bytes([1, i])) for i in range(one)])
+    second = (*head, *[Grain(bytes([2, i])) for i in range(other)])
+
+    assert shared_tokens(first, second) == common * 16
+
+
+def test_no_more_prompts_in_prefill_than_allowed() -> None:
+    """Four of a lane: each holds memory. Ever shorter ones come, each of which would go first."""
+    made = scheduler(max_rows=16)
+    for i in range(6):
+        made.add(sequence(RequestId(f"p{i}"), 60_000 - 9000 * i))
+        for _ in range(2):
+            play(made, made.next_step(0.0), seconds=0.1)
+    started = [s.request_id for s in made.sequences() if s.has_started]
+
+    assert started == ["p0", "p1", "p2", "p3"]
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------
+
+
+def test_no_prompt_starts_without_a_free_row() -> None:
+    """It would hold its KV and wait."""
+    made = scheduler(max_rows=1)
+    start_decoding(made, sequence(A, 2))
+    made.add(sequence(B, 2))
+
+    assert made.next_step(0.0) == Decode()
+    assert made.standings(0.0) == [Standing(B, 0, None, "rows")]
+    made.remove(A)
+    assert made.next_step(0.0) == Open(B)
+
+
+def test_a_batch_row_gives_way_when_rows_are_full() -> None:
+    """With its KV; it comes back when a row is free."""
+    made = scheduler(max_rows=1)
+    start_decoding(made, sequence(A, 10, BATCH))
+    made.add(sequence(B, 10, I))
+    for expected in (Open(B), Prefill(B, 9, I), Park(A), Join(B), Decode()):
+        step = made.next_step(1.0)
+        assert step == expected
+        play(made, step, 1.0)
+    assert made.standings(1.0) == [Standing(A, 0, None, "rows")]
+
+    made.remove(B)
+    assert made.next_step(1.0) == Join(A)
+
+
+def learn_steps(made: Scheduler, *seconds: float) -> None:
+    """A step of one row takes the first, of two the second, …"""
+    for rows, each in enumerate(seconds, 1):
+        made.costs.stepped(rows, each)
+
+
+def test_batch_rows_that_stretch_a_higher_rows_steps_are_parked() -> None:
+    """Here each row costs as much as the first: one at a time leaves, and after ten seconds each has its stint."""
+    made = scheduler(max_rows=4)
+    learn_steps(made, 0.02, 0.04, 0.06, 0.08)
+    start_decoding(made, sequence(A, 10, BATCH))
+    start_decoding(made, sequence(B, 10, BATCH))
+    start_decoding(made, sequence(C, 10, I))
+    parked = [made.next_step(1.0)]
+    play(made, parked[0], 1.0)
+    parked.append(made.next_step(1.0))
+    play(made, parked[1], 1.0)
+    assert parked == [Park(B), Park(A)]
+    assert made.next_step(2.0) == Decode()
+
+    assert made.next_step(11.0) == Join(B)
+    play(made, Join(B), 11.0)
+    assert made.next_step(11.0) == Join(A)
+    play(made, Join(A), 11.0)
+    assert made.next_step(11.4) == Decode()
+    assert made.next_step(11.6) == Park(A)
+
+
+def test_batch_rows_that_cost_nothing_stay() -> None:
+    """On a device whose steps take as long with them as without."""
+    made = scheduler(max_rows=4)
+    learn_steps(made, 0.02, 0.021, 0.022)
+    start_decoding(made, sequence(A, 10, BATCH))
+    start_decoding(made, sequence(C, 10, I))
+
+    assert made.next_step(100.0) == Decode()
+
+
+# --- slices ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prefilled", "left", "rate", "expected"),
+    [
+        (0, 10_000, 800.0, 200),  # target 0.25 s; no grid line inside
+        (0, 10_000, 1200.0, 256),  # 300 → the grid, which costs 44
+        (0, 10_000, 1600.0, 256),  # 400 → 144 beyond is less than half of 400
+        (0, 10_000, 2080.0, 512),  # 520
+        (0, 10_000, 2040.0, 256),  # 510: the grid costs 254, just under the half
+        (200, 10_000, 800.0, 200),  # ends at 400: 144 beyond would cost too much
+        (200, 10_000, 400.0, 56),  # ends at 300: 44 beyond of 100
+        (0, 30, 1000.0, 30),  # all that is left
+        (0, 10_000, 1.0, 16),  # the floor
+        (0, 100_000, 1e9, 2048),  # the ceiling
+    ],
+)
+def test_slices(prefilled: int, left: int, rate: float, expected: int) -> None:
+    """Seconds times rate, ending on the block grid where that is cheap, between floor and ceiling."""
+    made = scheduler(rate=rate)
+    start_decoding(made, sequence(A, 2))
+    made.add(sequence(B, prefilled + left + 1))
+    made.opened(B, prefilled, 0.0)
+
+    step = made.next_step(0.0)
+    assert isinstance(step, Prefill)
+    assert step.tokens == pytest.approx(expected, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "prompt", "seconds"),
+    [(I, I, 0.15), (I, S, 0.1), (I, BATCH, 0.1), (S, I, 0.25), (S, S, 0.25), (S, BATCH, 0.1), (BATCH, I, 0.5)],
+)
+def test_a_gap_is_as_long_as_the_classes_allow(rows: Lane, prompt: Lane, seconds: float) -> None:
+    """A gap is a slice and the step after it."""
+    made = scheduler(rate=200.0)
+    learn_steps(made, 0.02)
+    start_decoding(made, sequence(A, 2, rows))
+    made.add(sequence(B, 10_000, prompt))
+    made.opened(B, 0, 0.0)
+
+    step = made.next_step(0.0)
+    assert isinstance(step, Prefill)
+    assert step.tokens == pytest.approx((seconds - 0.02) * 200, abs=1)
+
+
+@pytest.mark.parametrize(("lane", "tokens"), [(I, 100), (S, 100), (BATCH, 50), (WARM, 25)])
+def test_a_slice_that_delays_nobody_may_be_longer(lane: Lane, tokens: int) -> None:
+    """But the lower the lane, the sooner it has to let a higher one by."""
+    made = scheduler(sequence(A, 10_000, lane), rate=100.0)
+    made.opened(A, 0, 0.0)
+
+    step = made.next_step(0.0)
+    assert isinstance(step, Prefill)
+    assert step.tokens == pytest.approx(tokens, abs=1)
+
+
+# --- debt -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "prompt", "share"), [(I, I, 0.5), (I, S, 0.9), (I, BATCH, 0.9), (S, S, 0.2), (S, I, 0.2), (BATCH, S, 0.1)]
+)
+def test_a_slice_is_paid_back_in_decode_time(rows: Lane, prompt: Lane, share: float) -> None:
+    """The decoding rows keep their share of the time."""
+    made = scheduler()
+    start_decoding(made, sequence(A, 2, rows))
+    made.add(sequence(B, 100_000, prompt))
+    made.opened(B, 0, 0.0)
+    step = made.next_step(0.0)
+    play(made, step, seconds=0.2)
+
+    seconds = 0.0
+    while made.next_step(1.0) == Decode():
+        made.decoded(0.002, 1)
+        seconds += 0.002
+
+    assert seconds == pytest.approx(0.2 * share / (1 - share), abs=0.003)
+    assert made.debt_seconds == 0
+
+
+def test_a_debt_of_a_lower_lane_does_not_hold_a_higher_one() -> None:
+    """A question does not wait for what a batch prompt owes."""
+    made = scheduler()
+    start_decoding(made, sequence(A, 2, I))
+    made.add(sequence(B, 10_000, BATCH))
+    made.opened(B, 0, 0.0)
+    play(made, made.next_step(0.0), seconds=0.1)
+    assert made.next_step(0.0) == Decode()
+    made.add(sequence(C, 10, I))
+
+    assert made.next_step(0.0) == Open(C)
+
+
+def test_a_debt_to_nobody_is_no_debt() -> None:
+    """The last decoding row is gone: the next slice comes at once."""
+    made = scheduler()
+    start_decoding(made, sequence(A, 2))
+    made.add(sequence(B, 10_000))
+    made.opened(B, 0, 0.0)
+    made.prefilled(Prefill(B, 100), 9.0, 9.0)
+    made.remove(A)
+
+    assert isinstance(made.next_step(9.0), Prefill)
+
+
+# --- what those who wait are told -----------------------------------------------------------------------------------
+
+
+def test_standings() -> None:
+    """In the order in which they go, with the time until each is done, and whom they wait for."""
+    made = scheduler(sequence(A, 1001), sequence(B, 501), sequence(C, 11, BATCH), sequence(D, 9, blocks_deadline=3.0))
+
+    assert made.standings(0.0) == [
+        Standing(D, 0, None, "disk"),
+        Standing(B, 1, pytest.approx(0.508), ""),
+        Standing(A, 2, pytest.approx(1.508), ""),
+        Standing(C, 3, pytest.approx(1.518), "higher_class"),
+    ]
+    assert made.eta_seconds(A) == pytest.approx(1.508)
+    assert made.eta_seconds(RequestId("unknown")) == 0
+
+
+def test_held_seconds_are_those_of_others() -> None:
+    """By reason; who is served is not held."""
+    made = scheduler(sequence(A, 1001, I), sequence(B, 1001, BATCH))
+    play(made, made.next_step(0.0))
+    play(made, made.next_step(0.0), seconds=0.5)
+    held = made.get(B)
+    served = made.get(A)
+    assert held is not None
+    assert served is not None
+    assert (held.held_seconds, held.held_by) == (0.5, "higher_class")
+    assert (served.held_seconds, served.held_by) == (0, "")
+
+
 # --- a simulated machine --------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Machine:
-    """Costs: seconds of a prefill token (growing with the context), of a decode step."""
+    """Costs: seconds of a prefill token (growing with the context), of a decode step, and of each row in it."""
 
     token_seconds: float
     context_factor: float
     decode_seconds: float
+    row_seconds: float
 
     def prefill(self, tokens: int, context: int) -> float:
         return tokens * self.token_seconds * (1 + self.context_factor * context / 1000)
+
+    def decode(self, rows: int) -> float:
+        return self.decode_seconds + rows * self.row_seconds
 
 
 @dataclass
 class Arrival:
     at_step: int
     prompt_tokens: int
+    lane: Lane
+    tenant: str
+    family: int
     cached_part: float
     answer_tokens: int
     waits_seconds: float | None
     cancelled_at_step: int | None
+
+    def as_sequence(self, index: int, now: float) -> Sequence:
+        grains = tuple(Grain(bytes([self.family, i % 256])) for i in range(self.prompt_tokens // 16))
+        deadline = None if self.waits_seconds is None else now + self.waits_seconds
+        return sequence(
+            RequestId(str(index)),
+            self.prompt_tokens,
+            self.lane,
+            tenant=self.tenant,
+            arrived=now,
+            blocks_deadline=deadline,
+            grains=grains,
+        )
 
 
 MACHINES = st.builds(
@@ -231,12 +547,16 @@ MACHINES = st.builds(
     token_seconds=st.floats(1e-5, 5e-2),
     context_factor=st.floats(0, 1),
     decode_seconds=st.floats(1e-3, 0.3),
+    row_seconds=st.sampled_from([0, 1e-3, 0.1]),
 )
 ARRIVALS = st.lists(
     st.builds(
         Arrival,
         at_step=st.integers(0, 60),
         prompt_tokens=st.integers(1, 3000),
+        lane=st.sampled_from(Lane),
+        tenant=st.sampled_from("ab"),
+        family=st.integers(0, 9),
         cached_part=st.sampled_from([0, 0.3, 0.9, 1]),
         answer_tokens=st.integers(1, 30),
         waits_seconds=st.none() | st.floats(0, 5),
@@ -246,77 +566,85 @@ ARRIVALS = st.lists(
 )
 
 
-def simulate(
-    machine: Machine, arrivals: list[Arrival], max_rows: int, watch: Callable[[Scheduler, Step], None]
+def simulate(  # noqa: C901 - one arm for each step
+    machine: Machine, arrivals: list[Arrival], max_rows: int, watch: Callable[[Scheduler, Step, float], None]
 ) -> set[int]:
-    """Run to the end; returns who finished. Raises when a step is no progress."""
+    """Run to the end; returns who finished or was cancelled. Raises when a step is no progress."""
     made = scheduler(max_rows=max_rows, rate=256.0)
     now, steps = 0.0, 0
     left = {i: arrival.answer_tokens for i, arrival in enumerate(arrivals)}
     todo = sorted(enumerate(arrivals), key=lambda pair: pair[1].at_step)
-    finished: set[int] = set()
-    gone: set[int] = set()
+    over: set[int] = set()
     while True:
         while todo and (todo[0][1].at_step <= steps or made.is_empty):
             index, arrival = todo.pop(0)
-            deadline = None if arrival.waits_seconds is None else now + arrival.waits_seconds
-            made.add(sequence(RequestId(str(index)), arrival.prompt_tokens, blocks_deadline=deadline))
+            made.add(arrival.as_sequence(index, now))
         for index, arrival in enumerate(arrivals):
-            is_cancelled = arrival.cancelled_at_step == steps and index not in finished
+            is_cancelled = arrival.cancelled_at_step == steps and index not in over
             if is_cancelled and made.remove(RequestId(str(index))) is not None:
-                gone.add(index)
+                over.add(index)
         if made.is_empty and not todo:
-            return finished | gone
+            return over
         step = made.next_step(now)
-        watch(made, step)
-        made.check()
+        watch(made, step, now)
+        seconds = 0.0
         match step:
             case Open(request_id=name):
                 known = made.get(name)
                 assert known is not None
                 made.opened(name, int(known.prefill_total * arrivals[int(name)].cached_part), now)
+                if known.lane is Lane.WARM and made.get(name) is None:
+                    over.add(int(name))
             case Prefill(request_id=name, tokens=tokens):
                 known = made.get(name)
                 assert known is not None
                 seconds = machine.prefill(tokens, known.prefilled)
                 now += seconds
-                made.prefilled(step, seconds, now)
+                play(made, step, now, seconds)
+                if made.get(name) is None:
+                    assert known.lane is Lane.WARM
+                    over.add(int(name))
             case Decode():
-                now += machine.decode_seconds
-                made.decoded(machine.decode_seconds)
-                for name in [each.request_id for each in made.sequences() if each.is_decoding]:
+                decoding = [s.request_id for s in made._decoding.values()]
+                seconds = machine.decode(len(decoding))
+                now += seconds
+                made.decoded(seconds, len(decoding))
+                for name in decoding:
                     left[int(name)] -= 1
                     if left[int(name)] == 0:
                         made.remove(name)
-                        finished.add(int(name))
+                        over.add(int(name))
             case Idle(until=until):
                 assert until is not None or made.is_empty, "idle for ever with work to do"
                 now = max(now, until or now)
+            case Join() | Park():
+                play(made, step, now)
+        made.check()
+        if steps % 16 == 0:
+            made.standings(now)
         steps += 1
         assert steps < 20_000
 
 
 @given(MACHINES, ARRIVALS, st.integers(1, 4))
 def test_everybody_gets_to_the_end(machine: Machine, arrivals: list[Arrival], max_rows: int) -> None:
-    """Whatever the costs and the order, every sequence that was not cancelled is decoded to its end."""
-    done = simulate(machine, arrivals, max_rows, lambda *_: None)
-
-    assert done == set(range(len(arrivals)))
+    """Whatever the costs, classes and order, every sequence that was not cancelled ends, and the books stay right."""
+    assert simulate(machine, arrivals, max_rows, lambda *_: None) == set(range(len(arrivals)))
 
 
 @given(MACHINES, ARRIVALS, st.integers(1, 4))
-def test_a_slice_is_what_the_target_allows(machine: Machine, arrivals: list[Arrival], max_rows: int) -> None:
-    """At most target times rate tokens (or the floor), inside the prompt; on the grid where that costs under a half."""
+def test_a_slice_is_what_the_gap_allows(machine: Machine, arrivals: list[Arrival], max_rows: int) -> None:
+    """At most the tokens that fit (or the floor), inside the prompt; on the grid where that costs under a half."""
 
-    def watch(made: Scheduler, step: Step) -> None:
+    def watch(made: Scheduler, step: Step, _now: float) -> None:
         if not isinstance(step, Prefill):
             return
         known = made.get(step.request_id)
         assert known is not None
-        target = 0.2 if made.running else 1.0
-        allowed = min(max(16, int(target * made._rate)), 2048)
-        assert 0 <= step.tokens <= min(allowed, known.prefill_left)
-        assert step.tokens > 0 or known.prefill_left == 0
+        fitting = made.costs.tokens_in(made._slice_seconds(step.lane), known.prefilled)
+        floor = max(16, made.costs.break_even_tokens(known.prefilled))
+        allowed = min(max(floor, fitting), 2048)
+        assert 0 < step.tokens <= min(allowed, known.prefill_left)
         if step.tokens < known.prefill_left and step.tokens != allowed:
             assert (known.prefilled + step.tokens) % BLOCK_TOKENS == 0
             assert step.tokens > allowed / 2
@@ -325,28 +653,60 @@ def test_a_slice_is_what_the_target_allows(machine: Machine, arrivals: list[Arri
 
 
 @given(MACHINES, ARRIVALS, st.integers(1, 4))
-def test_neither_prefill_nor_decode_starves(machine: Machine, arrivals: list[Arrival], max_rows: int) -> None:
-    """Between two slices lie at most as many decode steps as the debt buys, and after a slice beside decoding rows at
-    least one."""
-    decodes = 0
-    last: Step | None = None
-    owed = 0.0
+def test_lanes_are_strict(machine: Machine, arrivals: list[Arrival], max_rows: int) -> None:
+    """A slice is run for a lower lane only when no higher one could run, or when it let sixteen by."""
 
-    def watch(made: Scheduler, step: Step) -> None:
-        nonlocal decodes, last, owed
-        assert made.debt_seconds >= 0
-        startable = [s for s in made.sequences() if s.has_started and not s.is_decoding]
-        if isinstance(step, Decode):
-            decodes += 1
-            if startable and made.running < max_rows:
-                assert made.debt_seconds > 0, "a started prompt waits although nothing is owed"
-                assert decodes <= owed / machine.decode_seconds + 1
-        elif isinstance(step, Prefill):
-            if isinstance(last, Prefill) and made.running:
-                assert made.debt_seconds == 0
-            owed, decodes = 0.0, 0
+    def watch(made: Scheduler, step: Step, now: float) -> None:
         if not isinstance(step, Prefill):
-            owed = max(owed, made.debt_seconds)
-        last = step
+            return
+        higher = {s.lane for s in made._ready(now) if s.lane < step.lane and not made._is_owed(s.lane)}
+        if higher:
+            assert made._let_by[step.lane] >= 16
+            assert step.lane is not Lane.WARM
 
     simulate(machine, arrivals, max_rows, watch)
+
+
+@given(MACHINES, ARRIVALS, st.integers(1, 4))
+def test_neither_prefill_nor_decode_starves(machine: Machine, arrivals: list[Arrival], max_rows: int) -> None:
+    """After a slice beside decoding rows comes at least one step; a started prompt waits only while decode is owed."""
+    owing: Lane | None = None
+
+    def watch(made: Scheduler, step: Step, now: float) -> None:
+        nonlocal owing
+        if isinstance(step, Prefill):
+            if owing is not None and made.is_decoding:
+                assert step.lane < owing, "a second slice although decode is owed"
+            owing = step.lane if made.is_decoding else None
+        elif isinstance(step, Decode):
+            owing = None
+            for ready in made._ready(now):
+                assert made._is_owed(ready.lane), "a prompt waits although nothing is owed"
+        elif not made.is_decoding:
+            owing = None
+
+    simulate(machine, arrivals, max_rows, watch)
+
+
+@given(st.integers(1, 3), st.floats(0.005, 0.05))
+def test_a_batch_row_beside_endless_interactive_ones_goes_on(higher_rows: int, row_seconds: float) -> None:
+    """At least half a second of decode in every eleven."""
+    made = scheduler(max_rows=4)
+    for i in range(higher_rows):
+        start_decoding(made, sequence(RequestId(f"i{i}"), 10, I))
+    start_decoding(made, sequence(A, 10, BATCH))
+    now, last_decoded, served = 0.0, 0.0, 0.0
+    while now < 60:
+        step = made.next_step(now)
+        if isinstance(step, Decode):
+            seconds = row_seconds * len(made._decoding)
+            now += seconds
+            made.decoded(seconds, len(made._decoding))
+            if A in made._decoding:
+                served += seconds
+                last_decoded = now
+        else:
+            play(made, step, now)
+        assert now - last_decoded <= 11
+
+    assert 60 * 0.5 / 11 - 0.5 <= served <= 60 * 0.1 + 1
