@@ -65,12 +65,9 @@ def refusal(
     load: Load, *, key_name: str, limits: KeyLimits, latency_class: LatencyClass, class_limits: ClassLimits
 ) -> Failure | None:
     """Why this request may not come in now: the limit by its name, and when to come back. None: it may."""
-    if limits.tokens_per_day is not None and load.key_tokens_today >= limits.tokens_per_day:
-        return _come_back(
-            f"The key {key_name} has used {load.key_tokens_today} tokens today, of {limits.tokens_per_day} "
-            "(tokens_per_day). Come back after midnight UTC, or ask the owner of the server for more.",
-            load.day_left_seconds,
-        )
+    spent = day_refusal(load, key_name=key_name, limits=limits)
+    if spent is not None:
+        return spent
     if limits.max_queued is not None:
         if limits.max_running is not None:
             is_full = load.key_open >= limits.max_running + limits.max_queued
@@ -95,6 +92,17 @@ def refusal(
             load.class_next_seconds,
         )
     return None
+
+
+def day_refusal(load: Load, *, key_name: str, limits: KeyLimits) -> Failure | None:
+    """Why this key may not use any more tokens today. None: it may."""
+    if limits.tokens_per_day is None or load.key_tokens_today < limits.tokens_per_day:
+        return None
+    return _come_back(
+        f"The key {key_name} has used {load.key_tokens_today} tokens today, of {limits.tokens_per_day} "
+        "(tokens_per_day). Come back after midnight UTC, or ask the owner of the server for more.",
+        load.day_left_seconds,
+    )
 
 
 def rate_headers(load: Load, limits: KeyLimits) -> tuple[tuple[bytes, bytes], ...]:

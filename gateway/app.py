@@ -82,7 +82,10 @@ def create_routes(
     cache_routers = (
         []
         if cache_doors is None
-        else [cache_router(cache_doors, max_body_bytes=settings.limits.max_body_bytes), cache_admin_router(cache_doors)]
+        else [
+            cache_router(cache_doors, desk, max_body_bytes=settings.limits.max_body_bytes),
+            cache_admin_router(cache_doors),
+        ]
     )
     return Litestar(
         route_handlers=[

@@ -32,6 +32,7 @@ from gateway.cache_terms import (
     pin_of,
 )
 from gateway.caller import Caller
+from gateway.front_desk import FrontDesk
 from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS, openai_error
 from gateway.json_body import ClientGone, not_plain_json, read_json_body
 from gateway.openai.decode import decode, decode_plain
@@ -48,15 +49,18 @@ Body = TypeVar("Body")
 _SMALL_BODY_BYTES = 64 * 1024
 
 
-def cache_router(doors: CacheDoors, *, max_body_bytes: int) -> Router:
-    """The callers' routes. The gate before them has put `request_id` and `caller` into the scope's state."""
+def cache_router(doors: CacheDoors, desk: FrontDesk, *, max_body_bytes: int) -> Router:
+    """The callers' routes. The gate before them has put `request_id` and `caller` into the scope's state.
+
+    A warm costs its key as many of the day's tokens as its prompt has.
+    """
 
     @post("/cache/warm", status_code=200)
     async def warm() -> ASGIApp:
         """Compute a prompt's prefix and keep it."""
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            await _answer_warm(doors, scope, receive, send, max_body_bytes=max_body_bytes)
+            await _answer_warm(doors, desk, scope, receive, send, max_body_bytes=max_body_bytes)
 
         return answer
 
@@ -167,11 +171,14 @@ async def _set_budget(doors: CacheDoors, asked: BudgetRequest) -> BudgetSet:
 # --- warm ------------------------------------------------------------------------------------------------------------
 
 
-async def _answer_warm(doors: CacheDoors, scope: Scope, receive: Receive, send: Send, *, max_body_bytes: int) -> None:
+async def _answer_warm(
+    doors: CacheDoors, desk: FrontDesk, scope: Scope, receive: Receive, send: Send, *, max_body_bytes: int
+) -> None:
     body = await read_json_body(scope["headers"], receive, max_body_bytes=max_body_bytes)
     if isinstance(body, ClientGone):
         return
-    accepted = body if isinstance(body, Failure) else _accept_warm(doors, body, scope)
+    caller: Caller = scope["state"]["caller"]
+    accepted = body if isinstance(body, Failure) else desk.day_refusal(caller) or _accept_warm(doors, body, scope)
     if isinstance(accepted, Failure):
         await send_error(send, accepted)
         return
@@ -187,6 +194,7 @@ async def _answer_warm(doors: CacheDoors, scope: Scope, receive: Receive, send: 
         case Failure():
             await send_error(send, pointing_at(prompt_field, answer))
         case CacheWarm():
+            desk.charge(caller, answer.prompt_tokens)
             headers = [(b"content-type", b"application/json")]
             await send_answer(send, 200, headers, msgspec.json.encode(answer))
         case _:

@@ -12,6 +12,7 @@ from gateway.admission import (
     Load,
     RecentEnds,
     day_left_seconds,
+    day_refusal,
     rate_headers,
     refusal,
 )
@@ -73,6 +74,15 @@ class FrontDesk:
         self._turns[request_id] = asyncio.Event()
         self._grant_turns(caller.key_name)
         return Place(self, request)
+
+    def day_refusal(self, caller: Caller) -> Failure | None:
+        """For work that takes no place, such as a warm, and is nevertheless paid for with the day's tokens."""
+        load = self._load(caller, LatencyClass.BATCH)
+        return day_refusal(load, key_name=caller.key_name, limits=caller.limits)
+
+    def charge(self, caller: Caller, tokens: int) -> None:
+        """The same work is done."""
+        self._tokens.charge(caller.key_name, tokens, unix_now=self._unix_clock())
 
     def headers(self, caller: Caller, latency_class: LatencyClass) -> tuple[tuple[bytes, bytes], ...]:
         """What a limited key has left, as OpenAI's headers. Ask after `enter`."""

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.cachestore_child import CachestoreSilent
+from gateway.keys import change_key
 from gateway.status import CachestoreStatus, ModelStatus
 from protocol.blocks import Describe, Described, Forget, Forgotten, PinBooks, UnpinBlocks, Unpinned
 from protocol.generation import (
@@ -425,3 +426,18 @@ async def test_k08_a_changing_billing_line_does_not_change_the_prompt(house: Hou
     assert prompts == [prompts[0]] * 6
     assert isinstance(prompts[0], ChatPrompt)
     assert prompts[0].messages[0].content == "A long frame."
+
+
+async def test_a_warm_costs_its_key_the_days_tokens(house: House):
+    """What a generation may not use, a warm may not either: 429 before a worker is asked, until midnight UTC."""
+    ada = house.add_key("ada")
+    change_key(house.settings.keys_path, "ada", lambda record: replace(record, tokens_per_day=300))
+    async with house.client(authorization=f"Bearer {ada}") as client:
+        body = {"model": "tiny", "messages": [USER]}
+        assert (await client.post("/v1/cache/warm", json=body)).status_code == 200
+        refused = await client.post("/v1/cache/warm", json=body)
+        generation = await client.post("/v1/chat/completions", json=body)
+    for answer in (refused, generation):
+        assert (answer.status_code, answer.headers["x-should-retry"]) == (429, "false")
+        assert "300 tokens today, of 300" in answer.json()["error"]["message"]
+    assert len(house.generator.asked) == 1

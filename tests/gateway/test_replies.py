@@ -48,6 +48,18 @@ async def read(reply: Reply) -> list[RequestEvent]:
         return [event async for event in reply]
 
 
+def test_a_watcher_sees_what_a_slow_reader_does_not() -> None:
+    """Every event as it is put, those before it too, and none after the end; the reader's are merged all the same."""
+    seen: list[RequestEvent] = []
+    reply = new_reply()
+    reply.put(QUEUED)
+    reply.watch(seen.append)
+    for event in (progress(1), progress(2), delta("a"), delta("b"), FINISHED, delta("c")):
+        reply.put(event)
+    assert seen == [QUEUED, progress(1), progress(2), delta("a"), delta("b"), FINISHED]
+    assert len(asyncio.run(read(reply))) == 4
+
+
 EVENTS = st.one_of(
     st.text(max_size=3).map(delta), st.integers(0, 9).map(progress), st.sampled_from([QUEUED, FINISHED, FAILED])
 )
