@@ -118,6 +118,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     runtime_directory: str
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
     drain_seconds: Seconds = 30.0
     log_level: LogLevel = "info"
     worker_command: Annotated[tuple[str, ...], Meta(min_length=1)] = (sys.executable, "-P", "-m", "worker")

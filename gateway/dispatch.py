@@ -248,6 +248,14 @@ class Dispatch:
             self._post(_Submitted(request=OpenRequest(model=model, generate=generate, reply=reply)))
         return reply
 
+    def preload(self, model: ModelName) -> None:
+        """Load a model although nobody asked for it yet. One that cannot be loaded is logged."""
+        folder = self._folders.find(model)
+        if folder is None or folder.problem is not None:
+            _log.warning("not_preloaded", model=model, why=folder.problem if folder else "no model of that name")
+            return
+        self._post(ModelWanted(model=model, weight_bytes=folder.weight_bytes))
+
     def unload(self, model: ModelName) -> None:
         """End this model's process after its open requests. Also lets a model that was given up start again."""
         self._post(StopAsked(model=model))

@@ -41,7 +41,7 @@ from gateway.logs import configure_logging
 from gateway.private_files import read_or_make_secret
 from gateway.request_recorder import RequestRecorder
 from gateway.token_ledger import TokenLedger
-from protocol.ids import Incarnation
+from protocol.ids import Incarnation, ModelName
 from protocol.launch import CachestoreLaunch
 
 _CONNECTIONS_CLOSE_SECONDS = 5
@@ -113,6 +113,8 @@ async def _serve(settings: Settings, keyring: Keyring, ledger: TokenLedger, list
     _log.info("serving", host=settings.host, port=port, models=len(catalog.entries()), keys=len(keyring.records))
 
     dispatching = asyncio.create_task(dispatch.run())
+    for model in settings.preload:
+        dispatch.preload(ModelName(model))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     asked_to_stop = asyncio.create_task(signals.first.wait())
     counting = asyncio.create_task(ledger.keep_saved())

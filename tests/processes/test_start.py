@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from protocol.failures import FailureKind
 from protocol.generation import Finished
+from protocol.ids import ModelName
 from tests.processes.serving import QUICK, serving, settings_for, status_of, submit, until
 
 
@@ -93,3 +94,12 @@ async def test_too_many_waiting_requests_are_refused_with_a_time_to_come_back(ru
         another = submit(dispatch, "never_ready")
         await until(lambda: status_of(dispatch, "never_ready").waiting_requests == 3)
     assert (await another.failure()).kind is FailureKind.SHUTTING_DOWN
+
+
+async def test_a_preloaded_model_is_ready_before_anybody_asks(runtime_directory: Path) -> None:
+    """And a preload of nothing is a line in the log."""
+    async with serving(settings_for(runtime_directory)) as dispatch:
+        dispatch.preload(ModelName("well_behaved"))
+        dispatch.preload(ModelName("unknown"))
+        await until(lambda: [model.state for model in dispatch.status().models] == ["ready"])
+        assert len(psutil.Process().children()) == 1
