@@ -39,15 +39,19 @@ from protocol.generation import (
 from protocol.handshake import PROTOCOL_VERSION, Hello, Refused, Welcome
 from protocol.launch import WorkerLaunch
 from protocol.sockets import Peer, PeerGone
+from worker.board import Board
 from worker.cold_cache import ColdCache
 from worker.detokenizer import detokenizer_maker
 from worker.log import configure_logging
 from worker.loop import StepLoop
 from worker.messages import InboxMessage
+from worker.neighbours import Alone, DeviceSharing, SharingSettings
 from worker.parent import read_launch, when_parent_is_gone
+from worker.prefill_lease import PrefillLease
 from worker.prefix_cache import PrefixCache
 from worker.prefix_index import Boundary, PrefixIndex
 from worker.scheduler import Scheduler, SchedulerSettings
+from worker.shared_device import SharedDevice
 from worker.text_plane import TextPlane
 
 EXIT_FAILED = 1
@@ -200,6 +204,7 @@ class Worker:
             reuse_off_reason=engine.prefix_reuse.reason,
         )
         max_rows = launch.max_rows if engine.is_batchable else 1
+        device = self._device()
         loop = StepLoop(
             engine=engine,
             scheduler=Scheduler(SchedulerSettings(max_rows=max_rows, slice_seconds=launch.prefill_slice_seconds)),
@@ -209,6 +214,7 @@ class Worker:
             inbox=self._inbox,
             send=self._send,
             clock=time.monotonic,
+            device=device,
         )
         self._text_plane = TextPlane(
             tokenizer=tokenizer,
@@ -233,10 +239,25 @@ class Worker:
         )
         log.info("ready", model=launch.model, load_seconds=round(time.monotonic() - started, 2), context=context)
         loop.run()
+        device.close()
         cold.lift_staging_budget()
         cache.store_everything()
         left = cold.stop(PERSIST_SECONDS)
         log.info("drained", model=launch.model, blocks_stored=cold.stored_blocks, blocks_left=left)
+
+    def _device(self) -> DeviceSharing:
+        launch = self._launch
+        if launch.neighbours == "ignore":
+            return Alone()
+        runtime_directory = Path(launch.runtime_directory)
+        try:
+            board = Board(runtime_directory, launch.incarnation, clock=time.monotonic)
+            lease = PrefillLease(runtime_directory)
+        except OSError as why:
+            # To serve without regard for other models is better than not to serve.
+            log.warning("neighbours_ignored", reason=str(why), advice="free space in runtime_directory, then restart")
+            return Alone()
+        return SharedDevice(board, lease, SharingSettings(), clock=time.monotonic)
 
     def _loading_report(self) -> Any:
         last = time.monotonic()

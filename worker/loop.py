@@ -4,6 +4,7 @@ Knows no MLX, no ZeroMQ, no sampling detail. An exception out of the engine leav
 after an error the device's state is unknown.
 """
 
+import contextlib
 import queue
 from collections import OrderedDict
 from collections.abc import Callable
@@ -36,9 +37,10 @@ from protocol.ids import BLOCK_TOKENS, BlockKey, RequestId
 from worker.detokenizer import Detokenizer
 from worker.engine import Drawn, Engine
 from worker.messages import BlocksFetched, BlockStored, InboxMessage
+from worker.neighbours import Alone, DeviceSharing, Hold, Load
 from worker.output import StopStrings
 from worker.prefix_cache import PrefixCache
-from worker.scheduler import Decode, Idle, Join, Open, Park, Prefill, Scheduler
+from worker.scheduler import Decode, Idle, Join, Open, Park, Prefill, Scheduler, Step
 from worker.sequence import BooksDoNotAddUp, Lane, Prepared, Sequence, lane_of, timings
 from worker.warming import STORE_SECONDS, Warming, WarmingPrefixes
 
@@ -76,7 +78,7 @@ class _Row:
 class StepLoop(Generic[Payload]):
     """Give it messages through `inbox`; it reports through `send`. `run` returns when drained."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts that it joins
         self,
         *,
         engine: Engine[Payload],
@@ -87,7 +89,10 @@ class StepLoop(Generic[Payload]):
         inbox: "queue.SimpleQueue[InboxMessage]",
         send: Callable[[WorkerEvent], None],
         clock: Callable[[], float],
+        device: DeviceSharing | None = None,
     ) -> None:
+        """`device` knows the other workers on it; without one, this worker behaves as if it were alone."""
+        self._device = device or Alone()
         self._engine = engine
         self._scheduler = scheduler
         self._cache = cache
@@ -121,6 +126,7 @@ class StepLoop(Generic[Payload]):
     def _receive(self, idle: Idle | None) -> None:
         """Take all messages; block only when nothing can run before one comes."""
         if idle is not None:
+            self._device.idle(self._load())
             self._cache.check()
             self._scheduler.check()
             self._report_standings()
@@ -233,8 +239,10 @@ class StepLoop(Generic[Payload]):
 
     def _step(self) -> None:
         started = self._clock()
-        step = self._scheduler.next_step(started)
+        step = self._permitted(self._scheduler.next_step(started))
         match step:
+            case Hold(until=until):
+                self._wait(until)
             case Open(request_id=request_id):
                 self._open(request_id)
             case Prefill():
@@ -257,6 +265,37 @@ class StepLoop(Generic[Payload]):
             case _:
                 assert_never(step)
 
+    def _permitted(self, step: Step) -> Step | Hold:
+        """What of this may run now, beside other models on the device. Rows go on while a slice is held."""
+        if not isinstance(step, Prefill | Decode):
+            return step
+        permits = self._device.ask(self._load(), step.lane if isinstance(step, Prefill) else None)
+        rows_elsewhere = self._device.rows_elsewhere()
+        self._scheduler.beside(
+            None if rows_elsewhere is None else Lane(rows_elsewhere), permits.prefill.held_by if permits.prefill else ""
+        )
+        if isinstance(step, Prefill):
+            if permits.prefill is None:
+                return step
+            if not self._scheduler.is_decoding:
+                return permits.prefill
+        return permits.decode or Decode()
+
+    def _wait(self, until: float) -> None:
+        """Held back with nothing else to run. Not `_receive`, which checks the books each time."""
+        started = self._clock()
+        with contextlib.suppress(queue.Empty):
+            self._apply(self._inbox.get(timeout=max(0.0, until - started)))
+        self._scheduler.waited(self._clock() - started)
+
+    def _load(self) -> Load:
+        decoding = self._scheduler.decoding_lanes()
+        return Load(
+            active_rank=min((sequence.lane for sequence in self._scheduler.sequences()), default=None),
+            decoding_rank=min(decoding, default=None),
+            decoding_rows=len(decoding),
+        )
+
     def _read(self) -> None:
         """Before the device does something long: what it has decoded already is on its way to the clients."""
         if self._scheduler.is_decoding:
@@ -265,6 +304,8 @@ class StepLoop(Generic[Payload]):
 
     def _decoded(self, drawn: list[Drawn], started: float) -> None:
         self._scheduler.decoded(self._clock() - started, len(drawn))
+        if drawn:
+            self._device.decoded()
         ended = [request_id for token in drawn if (request_id := self._drew(token)) is not None]
         self._forget(ended)
 
@@ -287,7 +328,9 @@ class StepLoop(Generic[Payload]):
         row = self._rows[step.request_id]
         sequence = self._sequence(step.request_id)
         started = self._clock()
+        self._device.slice_started()
         self._engine.prefill(step.request_id, step.tokens)
+        self._device.slice_ended()
         self._steps += 1
         now = self._clock()
         self._scheduler.prefilled(step, now - started, now)

@@ -97,14 +97,14 @@ class Hold(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class SharingSettings:
-    """`decode_share` of the time is kept for other models' rows, `guaranteed_share` for lower classes, both inside 0…1.
+    """`decode_shares` of the time, by their class, are kept for other models' rows while a prompt of no higher class is
+    read, as beside rows of one's own; `guaranteed_share` for work of a lower class. All are inside 0…1.
 
-    `slice_seconds` bounds a slice while others are active; `rested_steps` decode steps run between two rests.
+    `rested_steps` decode steps run between two rests.
     """
 
-    decode_share: float = 0.5
+    decode_shares: tuple[float, ...] = (0.5, 0.2, 0.2)
     guaranteed_share: float = 0.1
-    slice_seconds: float = 0.2
     patience: float = 2.0
     stopped_after_seconds: float = 3.0
     longest_rest_seconds: float = 2.0
@@ -130,10 +130,6 @@ def is_stopped(neighbour: Neighbour, now: float, settings: SharingSettings) -> b
 
 def is_paid(taken: SliceTaken, neighbours: tuple[Neighbour, ...], now: float, settings: SharingSettings) -> bool:
     """Whether other models' rows have kept their share of the time since this slice began, or had their chance."""
-    share = settings.decode_share
-    full_debt_seconds = (taken.ended - taken.started) * share / (1 - share)
-    if now >= taken.ended + settings.patience * full_debt_seconds:
-        return True
     return not any(_is_owed(taken, neighbour, now, settings) for neighbour in neighbours)
 
 
@@ -142,12 +138,15 @@ def _is_owed(taken: SliceTaken, neighbour: Neighbour, now: float, settings: Shar
     before = taken.steps_before.get(neighbour.key)
     if before is None or activity.decoding_rank is None or activity.decoding_rank > taken.rank:
         return False
-    if is_stopped(neighbour, now, settings):
+    share = settings.decode_shares[activity.decoding_rank]
+    full_debt_seconds = (taken.ended - taken.started) * share / (1 - share)
+    had_its_chance = now >= taken.ended + settings.patience * full_debt_seconds
+    if had_its_chance or is_stopped(neighbour, now, settings):
         return False
     steps = activity.decode_steps - before
     if activity.step_seconds <= 0:
         return steps == 0
-    return steps * activity.step_seconds < settings.decode_share * (now - taken.started)
+    return steps * activity.step_seconds < share * (now - taken.started)
 
 
 def has_higher_class(rank: int, neighbours: tuple[Neighbour, ...], now: float, settings: SharingSettings) -> bool:
@@ -180,8 +179,8 @@ class DeviceSharing(Protocol):
         """What may run. `prefill_rank` is the class of the slice that would come next; if it is not held it must."""
         ...
 
-    def slice_ceiling_seconds(self) -> float | None:
-        """No slice should take longer now; None is no bound."""
+    def rows_elsewhere(self) -> int | None:
+        """The highest class that decodes in other models, when `ask` was called: slices should be short beside it."""
         ...
 
     def slice_started(self) -> None:
@@ -192,8 +191,8 @@ class DeviceSharing(Protocol):
         """It is in the KV cache."""
         ...
 
-    def decoded(self, seconds: float) -> None:
-        """A decode step ran."""
+    def decoded(self) -> None:
+        """A decode step ended."""
         ...
 
     def idle(self, load: Load) -> None:
@@ -211,7 +210,7 @@ class Alone:
     def ask(self, load: Load, prefill_rank: int | None) -> Permits:
         return Permits()
 
-    def slice_ceiling_seconds(self) -> float | None:
+    def rows_elsewhere(self) -> int | None:
         return None
 
     def slice_started(self) -> None:
@@ -220,7 +219,7 @@ class Alone:
     def slice_ended(self) -> None:
         pass
 
-    def decoded(self, seconds: float) -> None:
+    def decoded(self) -> None:
         pass
 
     def idle(self, load: Load) -> None:
@@ -251,6 +250,7 @@ class Sharing:
         self._decode_rests_until = 0.0
         self._worked_steps = 0
         self._worked_seconds = 0.0
+        self._last_decoded: float | None = None
         self._step_time = StepTime()
 
     def activity(self) -> Activity:
@@ -281,10 +281,10 @@ class Sharing:
         """Whether a lease that is held must still be: a slice runs, or others have not caught up with it."""
         return self._state in (PrefillState.RUNNING, PrefillState.PAYING)
 
-    def slice_ceiling_seconds(self) -> float | None:
-        """Slices are short while anybody else works."""
-        others_work = any(neighbour.activity.active_rank is not None for neighbour in self._neighbours)
-        return self._settings.slice_seconds if others_work else None
+    def rows_elsewhere(self, now: float) -> int | None:
+        """The highest class that decodes in a worker that runs."""
+        running = [n.activity for n in self._neighbours if not is_stopped(n, now, self._settings)]
+        return min((a.decoding_rank for a in running if a.decoding_rank is not None), default=None)
 
     def wants_no_prefill(self, now: float) -> None:
         """There is no prompt, or its turn in this worker has not come."""
@@ -329,11 +329,13 @@ class Sharing:
             return None
         if not has_higher_class(rank, self._neighbours, now, self._settings):
             return None
+        self._last_decoded = None
         return self._hold("higher_class", now)
 
     def slice_started(self, now: float) -> None:
         self._enter(PrefillState.RUNNING, now)
         self._slice_started = now
+        self._last_decoded = None
         self._steps_before = {
             neighbour.key: neighbour.activity.decode_steps
             for neighbour in self._neighbours
@@ -348,13 +350,18 @@ class Sharing:
         self._prefill_rests_until = now + rest_seconds(now - self._slice_started, self._settings)
         self._enter(PrefillState.PAYING, now)
 
-    def decoded(self, seconds: float, now: float) -> None:
-        """A step ran. Rests come after some steps, not each: steps are pipelined, and the first after a rest only
-        fetches what ran during it, so its time says nothing of what it cost."""
+    def decoded(self, now: float) -> None:
+        """A step ended. It took the time since the one before, unless something else came between.
+
+        Rests come after some steps, not each: steps are pipelined, so one alone runs during the rest after it.
+        """
         self._decode_steps += 1
-        self._step_time.took(seconds, self._neighbours)
+        seconds = None if self._last_decoded is None else now - self._last_decoded
+        self._last_decoded = now
+        if seconds is not None:
+            self._step_time.took(seconds, self._neighbours)
         self._worked_steps += 1
-        self._worked_seconds += seconds
+        self._worked_seconds += self._step_time.seconds if seconds is None else seconds
         if self._worked_steps >= self._settings.rested_steps:
             self._decode_rests_until = now + rest_seconds(self._worked_seconds, self._settings)
             self._worked_steps, self._worked_seconds = 0, 0.0
@@ -363,6 +370,7 @@ class Sharing:
         """The loop may now sleep until a message comes, and could not see a debt being paid."""
         self._taken = None
         self._refused_since = None
+        self._last_decoded = None
         self._enter(PrefillState.NONE, now)
 
     def _holders(self) -> list[Neighbour]:

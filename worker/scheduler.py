@@ -150,6 +150,8 @@ class Scheduler:
         self._debts = dict.fromkeys(Lane, 0.0)
         self._slices = dict.fromkeys(Lane, 0)
         self._let_by = dict.fromkeys(Lane, 0)
+        self._rows_elsewhere: Lane | None = None
+        self._slices_held_by = ""
 
     # --- books -----------------------------------------------------------------------------------------------------
 
@@ -180,6 +182,13 @@ class Scheduler:
 
     def get(self, request_id: RequestId) -> Sequence | None:
         return self._waiting.get(request_id) or self._parked.get(request_id) or self._decoding.get(request_id)
+
+    def decodes(self, request_id: RequestId) -> bool:
+        """Whether it is a row of the decode batch now."""
+        return request_id in self._decoding
+
+    def decoding_lanes(self) -> list[Lane]:
+        return [sequence.lane for sequence in self._decoding.values()]
 
     def sequences(self) -> list[Sequence]:
         return [*self._waiting.values(), *self._parked.values(), *self._decoding.values()]
@@ -308,11 +317,14 @@ class Scheduler:
 
     def _slice_seconds(self, lane: Lane) -> float:
         """A gap between two tokens is a slice and the step after it."""
-        if not self._decoding:
+        decoding = [s.lane for s in self._decoding.values()]
+        elsewhere = [] if self._rows_elsewhere is None else [self._rows_elsewhere]
+        if not decoding and not elsewhere:
             return self._settings.idle_slice_seconds * _IDLE_GAPS[lane]
-        rows = min(s.lane for s in self._decoding.values())
+        rows = min(decoding + elsewhere)
         gap = self._settings.slice_seconds * _GAPS[rows].of(lane, rows)
-        return max(gap - self.costs.step_seconds(len(self._decoding)), gap / 2)
+        step_seconds = self.costs.step_seconds(len(decoding)) if decoding else 0.0
+        return max(gap - step_seconds, gap / 2)
 
     # --- what happened ---------------------------------------------------------------------------------------------
 
@@ -333,6 +345,15 @@ class Scheduler:
                 self._forgive()
                 return sequence
         return None
+
+    def beside(self, rows_elsewhere: Lane | None, slices_held_by: str) -> None:
+        """What other models on this device do: the highest lane that decodes there, and whom our slices wait for."""
+        self._rows_elsewhere = rows_elsewhere
+        self._slices_held_by = slices_held_by
+
+    def waited(self, seconds: float) -> None:
+        """Nothing ran here for others' sake."""
+        self._count_held(seconds, None)
 
     def opened(self, request_id: RequestId, cached_tokens: int, now: float) -> None:
         """Its KV cache exists and holds `cached_tokens` of its prompt."""
@@ -375,10 +396,10 @@ class Scheduler:
         self._parked[request_id] = sequence
         self._forgive()
 
-    def decoded(self, seconds: float, tokens: int) -> None:
-        """Rows had `seconds` of the device, and drew `tokens` tokens."""
-        if tokens:  # else the time is that of a launch only
-            self.costs.stepped(tokens, seconds)
+    def decoded(self, seconds: float, rows: int, *, steps: int = 1) -> None:
+        """Rows had `seconds` of the device; in each of `steps` steps, `rows` of them drew a token."""
+        if rows:  # else the time is that of a launch only
+            self.costs.stepped(rows, seconds / steps)
         for lane in Lane:
             self._debts[lane] = max(0.0, self._debts[lane] - seconds)
         for sequence in self._decoding.values():
@@ -465,7 +486,7 @@ class Scheduler:
             elif not sequence.has_started and sequence.lane in full:
                 holders[name] = "rows"
             else:
-                holders[name] = "higher_class" if top < sequence.lane else ""
+                holders[name] = "higher_class" if top < sequence.lane else self._slices_held_by
         parked_by = "rows" if len(self._decoding) >= self._settings.max_rows else "higher_class"
         return holders | dict.fromkeys(self._parked, parked_by)
 

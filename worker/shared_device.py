@@ -29,8 +29,8 @@ class SharedDevice:
         self._publish()
         return Permits(prefill=prefill, decode=decode)
 
-    def slice_ceiling_seconds(self) -> float | None:
-        return self._sharing.slice_ceiling_seconds()
+    def rows_elsewhere(self) -> int | None:
+        return self._sharing.rows_elsewhere(self._clock())
 
     def slice_started(self) -> None:
         self._sharing.slice_started(self._clock())
@@ -40,8 +40,8 @@ class SharedDevice:
         self._sharing.slice_ended(self._clock())
         self._publish()
 
-    def decoded(self, seconds: float) -> None:
-        self._sharing.decoded(seconds, self._clock())
+    def decoded(self) -> None:
+        self._sharing.decoded(self._clock())
 
     def idle(self, load: Load) -> None:
         now = self._look(load)

@@ -326,8 +326,11 @@ def test_two_workers_take_turns(runtime_directory: Path) -> None:
     one, two = shared(runtime_directory, 1, clock), shared(runtime_directory, 2, clock)
     row = Load(active_rank=0, decoding_rank=0, decoding_rows=1)
     assert two.ask(row, None).decode is None
-    two.decoded(0.05)
-    assert two.ask(row, 0).prefill is None, "nobody there yet"
+    for _ in range(2):
+        two.decoded()
+        two.ask(row, None)
+        clock.now += 0.05
+    assert two.ask(row, 0).prefill is None, "nobody wants it"
     assert one.ask(LOAD, 0).prefill is not None, "two has the lease"
     two.ask(row, None)  # its prompt was cancelled
     assert one.ask(LOAD, 0).prefill is None
@@ -339,10 +342,10 @@ def test_two_workers_take_turns(runtime_directory: Path) -> None:
     assert isinstance(held, Hold)
     assert held.held_by == "other_model", "two's row stood still"
     assert two.ask(row, 0).prefill is not None, "one still pays"
-    assert one.slice_ceiling_seconds() == SharingSettings().slice_seconds
+    assert one.rows_elsewhere() == 0
     for _ in range(5):
         clock.now += 0.05
-        two.decoded(0.05)
+        two.decoded()
         two.ask(row, 0)
     assert one.ask(LOAD, 0).prefill is not None, "paid, and two asked first"
     assert two.ask(row, 0).prefill is None

@@ -101,7 +101,7 @@ def test_debt_is_monotonic(
     slice_seconds: float, waited: float, before: int, steps: int, step_seconds: float, share: float
 ) -> None:
     """More steps never make a paid debt unpaid, and patience ends every debt."""
-    settings = SharingSettings(decode_share=share, stopped_after_seconds=1e9)
+    settings = SharingSettings(decode_shares=(share,), stopped_after_seconds=1e9)
     key = WorkerKey(1, 10)
     taken = SliceTaken(rank=INTERACTIVE, started=0.0, ended=slice_seconds, steps_before={key: before})
     now = slice_seconds + waited
@@ -217,7 +217,7 @@ def test_idle_owes_nothing() -> None:
 def test_alone_never_holds() -> None:
     """The policy `ignore`."""
     assert Alone().ask(Load(active_rank=BATCH), BATCH) == Permits()
-    assert Alone().slice_ceiling_seconds() is None
+    assert Alone().rows_elsewhere() is None
 
 
 # --- what a step takes ----------------------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ class SimulatedWorker:
                     return max(running) if running else now + left
                 assert self.step_seconds is not None
                 self.decoded += self.step_seconds
-                self.sharing.decoded(now - self.step_started, now)
+                self.sharing.decoded(now)
             else:
                 self.prefilled += now - started
                 self.last_slice_ended = now
@@ -360,7 +360,6 @@ class SimulatedWorker:
         if decodes and hold is None:
             assert self.step_seconds is not None
             self.doing = "decode", now, self.step_seconds
-            self.step_started = now
             return now + self.step_seconds
         return now + self.settings.poll_seconds
 
