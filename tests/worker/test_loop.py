@@ -34,6 +34,7 @@ from tests.fakes.scripted_engine import LetterDetokenizer, ManualClock, Scripted
 from tests.worker.parts import chain_of_blocks, prepared
 from worker.loop import FETCH_DEADLINE_SECONDS, StepLoop
 from worker.messages import BlocksFetched, InboxMessage
+from worker.neighbours import DeviceSharing
 from worker.prefix_cache import Fetch as PrefixFetch
 from worker.prefix_cache import FetchOutcome, PrefixCache
 from worker.prefix_index import Block, PrefixIndex
@@ -109,6 +110,7 @@ class Run:
         reads_disk: str = "no",
         max_rows: int = 4,
         budget_bytes: int = 10**9,
+        device: DeviceSharing | None = None,
     ) -> None:
         self.clock = ManualClock()
         self.engine = ScriptedEngine(self.clock, saying(says, END))
@@ -128,6 +130,7 @@ class Run:
             inbox=ScriptedInbox(self.clock, messages),  # pyright: ignore[reportArgumentType]
             send=self.events.append,
             clock=self.clock,
+            device=device,
         )
         loop.run()
 
