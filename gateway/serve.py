@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import shutil
 import signal
 import socket
 import time
@@ -41,6 +42,7 @@ from gateway.logs import configure_logging
 from gateway.private_files import read_or_make_secret
 from gateway.request_recorder import RequestRecorder
 from gateway.token_ledger import TokenLedger
+from protocol.addresses import board_directory, prefill_lease
 from protocol.ids import Incarnation, ModelName
 from protocol.launch import CachestoreLaunch
 
@@ -146,6 +148,10 @@ async def _serve(settings: Settings, keyring: Keyring, ledger: TokenLedger, list
                 _log.error("task_failed", exc_info=ended)
         ledger.save()
         withdraw_service(settings, pid=os.getpid())
+        # The workers are gone, and with them what they told each other.
+        runtime_directory = Path(settings.runtime_directory)
+        shutil.rmtree(board_directory(runtime_directory), ignore_errors=True)
+        prefill_lease(runtime_directory).unlink(missing_ok=True)
 
 
 async def _drain(dispatch: Dispatch, settings: Settings, server: "_Server", serving: "asyncio.Task[None]") -> None:

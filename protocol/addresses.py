@@ -1,4 +1,4 @@
-"""Where the sockets lie: short names in one private runtime directory."""
+"""Where the processes meet: short names in one private runtime directory."""
 
 import os
 from pathlib import Path
@@ -19,6 +19,16 @@ def gateway_socket(runtime_directory: Path) -> Path:
 def cachestore_socket(runtime_directory: Path) -> Path:
     """Where the cachestore listens for workers (and for the gateway's questions)."""
     return _checked(runtime_directory / "cachestore.sock")
+
+
+def board_directory(runtime_directory: Path) -> Path:
+    """Where each worker of this machine tells the others what it does."""
+    return runtime_directory / "board"
+
+
+def prefill_lease(runtime_directory: Path) -> Path:
+    """The file that the worker which prefills has locked."""
+    return runtime_directory / "prefill.lease"
 
 
 def _checked(path: Path) -> Path:

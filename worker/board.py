@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from protocol.addresses import board_directory
 from protocol.ids import Incarnation
 from worker.neighbours import Activity, Neighbour, PrefillState, WorkerKey
 
@@ -58,7 +59,7 @@ class Board:
         scan_every_seconds: float = 0.25,
     ) -> None:
         """Put up this worker's page, idle. Raises OSError when the directory cannot be used."""
-        self._directory = runtime_directory / "board"
+        self._directory = board_directory(runtime_directory)
         self._directory.mkdir(mode=0o700, exist_ok=True)
         self.key = WorkerKey(incarnation, os.getpid())
         self._name = f"{incarnation}-{os.getpid()}"

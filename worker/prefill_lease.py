@@ -9,13 +9,15 @@ import os
 from pathlib import Path
 from typing import Literal
 
+from protocol.addresses import prefill_lease
+
 
 class PrefillLease:
     """One worker's hand on the lease. Never waits. Use from one thread."""
 
     def __init__(self, runtime_directory: Path) -> None:
-        """Raises OSError when the file cannot be opened. It is never removed: two files would be two leases."""
-        path = runtime_directory / "prefill.lease"
+        """Raises OSError when the file cannot be opened. No worker removes it: two files would be two leases."""
+        path = prefill_lease(runtime_directory)
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self._is_held = False
 
