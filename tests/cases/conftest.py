@@ -13,9 +13,12 @@ MODEL = "script"
 TAGGED = "org/name:tag"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def service(script_model: Path) -> Iterator[LiveService]:
-    """The script model under two names, no keys, default settings. For cases that leave it as it was."""
+    """The script model under two names, no keys, default settings. For cases that leave it as it was.
+
+    Not for the whole session: tests that come later look for children that nobody ended.
+    """
     with live_service({MODEL: script_model, TAGGED: script_model}) as live:
         yield live
 
