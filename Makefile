@@ -43,7 +43,7 @@ bench: setup
 lock: setup
 	$(PIP) install --quiet 'uv>=0.8'
 	$(BIN)/uv pip compile pyproject.toml --extra demo --group dev --universal --python-version 3.11 \
-		--generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
+		--generate-hashes --no-header --no-annotate \
 		--exclude-newer 7d --upgrade --quiet --output-file requirements.lock
 	@! grep -nE '://|@ |^-' requirements.lock || { echo "requirements.lock must name no address" >&2; exit 1; }
 

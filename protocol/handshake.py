@@ -1,7 +1,5 @@
 """The first message of a worker, and the answer. Never change a field of `Hello`: old peers must stay readable."""
 
-from typing import Literal
-
 from msgspec import Struct
 
 from protocol.ids import Incarnation, ModelName
@@ -39,6 +37,3 @@ def answer_hello(hello: Hello, *, expected: Incarnation | None) -> Welcome | Ref
     if hello.incarnation != expected:
         return Refused(reason=f"the gateway does not run {hello.model} as incarnation {hello.incarnation}")
     return Welcome()
-
-
-ChildRole = Literal["worker", "cachestore"]

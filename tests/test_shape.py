@@ -112,7 +112,7 @@ def test_no_tracked_file_names_a_package_index_or_a_home() -> None:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
     if listed.returncode != 0:
         pytest.skip("not a git checkout")
-    private = re.compile(rb"simple/?['\"\s]|/home/[a-z]|/Users/[a-z]|--(extra-)?index-url", re.IGNORECASE)
+    private = re.compile(rb"simple/?['\"\s]|/home/[a-z]|/Users/[a-z]|--(extra-)?index.url", re.IGNORECASE)
     tracked = [ROOT / name for name in listed.stdout.decode().split("\0") if name and name != "LICENSE"]
     found = [
         f"{_label(path)}: {hit.group()!r}"

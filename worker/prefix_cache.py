@@ -72,7 +72,6 @@ class ColdTier(Protocol[Payload]):
 
 @dataclass
 class _Pinned:
-    keys: tuple[BlockKey, ...]
     tokens: int
     expires: float | None
 
@@ -350,7 +349,7 @@ class PrefixCache(Generic[Payload]):
             block.pinned_by.add(key)
         expires = None if pin.ttl_seconds is None else now + pin.ttl_seconds
         tokens = sum(len(block.token_ids) for block in blocks)
-        self._pins[key] = _Pinned(tuple(block.key for block in blocks), tokens, expires)
+        self._pins[key] = _Pinned(tokens, expires)
 
     def _parent_of(self, prepared: Prepared, token_ids: Sequence[int], start: int) -> BlockKey | None:
         """The key of the whole block that ends at `start`, if it is hot (or the root)."""
