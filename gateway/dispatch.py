@@ -60,22 +60,18 @@ from protocol.failures import Failure, FailureKind
 from protocol.framing import MalformedMessage
 from protocol.generation import (
     Cancel,
-    Delta,
     Drain,
     Failed,
     Finished,
-    Generate,
+    LastEvent,
     LastWords,
     Loading,
     Ping,
     Pong,
-    Prefilling,
-    Queued,
     RequestEvent,
     SetBudget,
-    Waiting,
-    Warm,
     Warmed,
+    Work,
     WorkerCommand,
     WorkerEvent,
 )
@@ -196,6 +192,7 @@ class _Worker(Struct, kw_only=True):
     last_words: Failure | None = None
     loading: Loading | None = None
     hot_cache_bytes: int | None = None
+    has_tokenizer: bool = False
     books: Pong | None = None
     pong_at: float | None = None
     faults: int = 0
@@ -239,13 +236,13 @@ class Dispatch:
 
     # --- for others ------------------------------------------------------------------------------------------------
 
-    def submit(self, model: ModelName, generate: Generate | Warm) -> Reply:
+    def submit(self, model: ModelName, work: Work) -> Reply:
         """Run a request. The reply ends exactly once, whatever happens to the model's process."""
-        reply = Reply(generate.request_id, lambda request_id: self._post(_Cancelled(request_id=request_id)))
+        reply = Reply(work.request_id, lambda request_id: self._post(_Cancelled(request_id=request_id)))
         if self._done.is_set():
-            reply.put(Failed(request_id=generate.request_id, failure=shutting_down()))
+            reply.put(Failed(request_id=work.request_id, failure=shutting_down()))
         else:
-            self._post(_Submitted(request=OpenRequest(model=model, generate=generate, reply=reply)))
+            self._post(_Submitted(request=OpenRequest(model=model, work=work, reply=reply)))
         return reply
 
     def preload(self, model: ModelName) -> None:
@@ -396,6 +393,10 @@ class Dispatch:
             return
         self._open.wait(request)
         await self._tell_fleet(ModelWanted(model=model, weight_bytes=folder.weight_bytes), hands)
+        incarnation = self._fleet.incarnation(model)
+        worker = None if incarnation is None else self._workers.get(incarnation)
+        if request.phase == "waiting" and worker is not None and worker.has_tokenizer:
+            await self._release(model, worker.incarnation, hands, what="tokenizing")
 
     def _count(self, model: ModelName, latency_class: LatencyClass | None) -> int:
         """Those that go before a new one of this class: nobody is refused for the sake of who comes after them."""
@@ -451,11 +452,20 @@ class Dispatch:
                 wanted.fresh.set()
         self._books_wanted = [wanted for wanted in self._books_wanted if wanted.nonces]
 
-    async def _release(self, model: ModelName, incarnation: Incarnation, hands: "_Hands") -> None:
+    async def _release(
+        self,
+        model: ModelName,
+        incarnation: Incarnation,
+        hands: "_Hands",
+        *,
+        what: Literal["everything", "tokenizing"] = "everything",
+    ) -> None:
         for request in self._open.waiting(model):
+            if what == "tokenizing" and request.needs_weights:
+                continue
             self._open.send(request, incarnation)
             try:
-                await hands.send(incarnation, request.generate)
+                await hands.send(incarnation, request.work)
             except PeerGone:
                 # It never got this one, so the request waits for the next process.
                 self._open.wait(request)
@@ -521,8 +531,9 @@ class Dispatch:
                     await self._ordered(model, SetBudget(hot_cache_bytes=budget), hands)
             case Loading():
                 worker.loading = message
-            case Queued() | Waiting() | Prefilling() | Delta() | Finished() | Warmed() | Failed():
-                await self._request_event(worker, message, hands)
+            case generation.TokenizerReady():
+                worker.has_tokenizer = True
+                await self._release(model, incarnation, hands, what="tokenizing")
             case Pong():
                 worker.books, worker.pong_at = message, self._clock()
                 self._books_came(message.nonce)
@@ -530,7 +541,7 @@ class Dispatch:
             case LastWords(failure=failure):
                 worker.last_words = failure
             case _:
-                assert_never(message)
+                await self._request_event(worker, message, hands)
 
     async def _stranger(self, peer: bytes, hello: Hello, hands: "_Hands") -> None:
         _log.warning("stranger_refused", model=hello.model, incarnation=hello.incarnation, pid=hello.pid)
@@ -545,7 +556,7 @@ class Dispatch:
         request.reply.put(event)
         if self._observer and isinstance(event, (Finished, Warmed)) and request.phase != "cancelled":
             self._observer.finished(request, worker.incarnation, event)
-        if isinstance(event, (Finished, Warmed, Failed)):
+        if isinstance(event, LastEvent):
             await self._work_changed(worker.model, worker.incarnation, hands)
 
     async def _fault(self, worker: _Worker, what: str, hands: "_Hands") -> None:

@@ -11,13 +11,21 @@ from msgspec import Struct
 
 from gateway.admission import KeyLimits
 from protocol.generation import (
+    CallArguments,
+    CallEnded,
+    CallStarted,
     Delta,
+    Detokenized,
+    Embedded,
     Failed,
     Finished,
     Loading,
     Prefilling,
     Queued,
+    Reasoning,
     RequestEvent,
+    Reranked,
+    Tokenized,
     Waiting,
     Warmed,
 )
@@ -166,13 +174,15 @@ class InFlight:
                     request.prefill_began = now
                 request.phase, request.prefilling = "prefilling", event
                 request.ahead, request.held_by, request.eta_seconds = None, "", event.eta_seconds
-            case Delta():
+            case Delta() | Reasoning() | CallArguments():
                 request.phase = "decoding"
                 request.ahead, request.held_by, request.eta_seconds = None, "", None
                 request.completion_tokens += event.tokens
+            case CallStarted() | CallEnded():
+                request.phase = "decoding"
             case Finished():
                 request.finished = event
-            case Warmed() | Failed():
+            case Warmed() | Tokenized() | Detokenized() | Embedded() | Reranked() | Failed():
                 pass
             case _:
                 assert_never(event)

@@ -9,16 +9,26 @@ from msgspec import Struct
 
 from gateway.replies import Reply
 from protocol.generation import (
+    CallArguments,
+    CallEnded,
+    CallStarted,
     Delta,
+    Detokenize,
+    Detokenized,
+    Embedded,
     Failed,
     Finished,
-    Generate,
     Prefilling,
     Queued,
+    Reasoning,
     RequestEvent,
+    Reranked,
+    Tokenize,
+    Tokenized,
     Waiting,
     Warm,
     Warmed,
+    Work,
 )
 from protocol.ids import Incarnation, ModelName, RequestId
 from protocol.latency import LatencyClass
@@ -33,7 +43,7 @@ class OpenRequest(Struct, kw_only=True):
     """One request on its way. Only `OpenRequests` changes it. `queued` is what its process said of the prompt."""
 
     model: ModelName
-    generate: Generate | Warm
+    work: Work
     reply: Reply
     phase: Phase = "waiting"
     queued: Queued | None = None
@@ -42,12 +52,23 @@ class OpenRequest(Struct, kw_only=True):
 
     @property
     def request_id(self) -> RequestId:
-        return self.generate.request_id
+        return self.work.request_id
 
     @property
     def latency_class(self) -> LatencyClass | None:
-        """None is a warm's: behind all classes."""
-        return self.generate.latency_class if isinstance(self.generate, Generate) else None
+        """None is a warm's: behind all classes. What needs no row goes with the first."""
+        match self.work:
+            case Warm():
+                return None
+            case Tokenize() | Detokenize():
+                return LatencyClass.INTERACTIVE
+            case work:
+                return work.latency_class
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether it has to wait until its model is loaded."""
+        return not isinstance(self.work, Tokenize | Detokenize)
 
 
 class OpenRequests:
@@ -108,7 +129,7 @@ class OpenRequests:
         if request is None or request.incarnation != incarnation:
             return None
         match event:
-            case Finished() | Warmed() | Failed():
+            case Finished() | Warmed() | Tokenized() | Detokenized() | Embedded() | Reranked() | Failed():
                 self.remove(request)
             case Queued() if request.phase == "sent":
                 request.phase = "accepted"
@@ -119,9 +140,22 @@ class OpenRequests:
                 request.phase = "accepted"
             case Waiting() if request.phase == "streaming":
                 pass  # a row that gives way for a while
-            case Delta() if request.phase in ("sent", "accepted", "streaming"):
+            case Delta() | Reasoning() | CallStarted() | CallArguments() | CallEnded() if request.phase in (
+                "sent",
+                "accepted",
+                "streaming",
+            ):
                 request.phase = "streaming"
-            case Queued() | Waiting() | Prefilling() | Delta():
+            case (
+                Queued()
+                | Waiting()
+                | Prefilling()
+                | Delta()
+                | Reasoning()
+                | CallStarted()
+                | CallArguments()
+                | CallEnded()
+            ):
                 return request if request.phase == "cancelled" else None
             case _:
                 assert_never(event)

@@ -5,7 +5,7 @@ from typing import Literal, Protocol
 from gateway.replies import Reply
 from gateway.status import ServiceStatus
 from protocol.blocks import BlockReply, Describe, Forget, UnpinBlocks
-from protocol.generation import ForgetHot, Generate, SetBudget, Unpin, Warm
+from protocol.generation import ForgetHot, SetBudget, Unpin, Work
 from protocol.ids import ModelName
 
 CacheOrder = Unpin | SetBudget | ForgetHot
@@ -18,7 +18,7 @@ CacheQuestion = Forget | UnpinBlocks | Describe
 class Generator(Protocol):
     """Runs requests."""
 
-    def submit(self, model: ModelName, generate: Generate | Warm) -> Reply:
+    def submit(self, model: ModelName, work: Work) -> Reply:
         """Hand a request over. Never blocks and never raises for a model's sake: the reply says how it ends."""
         ...
 

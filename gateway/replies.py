@@ -4,12 +4,14 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from protocol.generation import Delta, Failed, Finished, Prefilling, RequestEvent, Waiting, Warmed
+from msgspec.structs import replace
+
+from protocol.generation import CallArguments, Delta, LastEvent, Prefilling, Reasoning, RequestEvent, Waiting
 from protocol.ids import RequestId
 
 
 class Reply:
-    """An async iterator of one request's events, which ends after exactly one Finished, Warmed or Failed.
+    """An async iterator of one request's events, which ends after exactly one LastEvent.
 
     Bounded: deltas that nobody has read yet are merged into one, and of progress only the newest is kept, so a slow
     reader holds one string, not a queue.
@@ -45,18 +47,13 @@ class Reply:
         if self._watch is not None:
             self._watch(event)
         last = self._events[-1] if self._events else None
-        if isinstance(event, Delta) and isinstance(last, Delta):
-            self._events[-1] = Delta(
-                request_id=event.request_id,
-                text=last.text + event.text,
-                tokens=last.tokens + event.tokens,
-                logprobs=last.logprobs + event.logprobs,
-            )
+        if (merged := _merged(last, event)) is not None:
+            self._events[-1] = merged
         elif isinstance(event, Prefilling | Waiting) and isinstance(last, Prefilling | Waiting):
             self._events[-1] = event  # only the newest progress is of interest
         else:
             self._events.append(event)
-        self._complete = isinstance(event, (Finished, Warmed, Failed))
+        self._complete = isinstance(event, LastEvent)
         self._arrived.set()
 
     def cancel(self) -> None:
@@ -74,3 +71,17 @@ class Reply:
             self._arrived.clear()
             await self._arrived.wait()
         return self._events.popleft()
+
+
+def _merged(last: RequestEvent | None, event: RequestEvent) -> RequestEvent | None:
+    """Both in one event, where the second only goes on with the first."""
+    match last, event:
+        case (Delta(), Delta()) | (Reasoning(), Reasoning()):
+            pass
+        case CallArguments(index=mine), CallArguments(index=theirs) if mine == theirs:
+            pass
+        case _:
+            return None
+    return replace(
+        last, text=last.text + event.text, tokens=last.tokens + event.tokens, logprobs=last.logprobs + event.logprobs
+    )

@@ -9,7 +9,7 @@ import structlog
 from gateway.explain import Explanation, explain
 from gateway.open_requests import OpenRequest
 from gateway.request_ring import RequestMarks, RequestRing
-from protocol.generation import Finished, Warmed
+from protocol.generation import Finished, Generate, Warm, Warmed
 from protocol.ids import Incarnation, RequestId
 
 _MAX_BYTES = 32 * 1024**2
@@ -33,12 +33,12 @@ class RequestRecorder:
 
     def finished(self, request: OpenRequest, incarnation: Incarnation, end: Finished | Warmed) -> None:
         """Remember it. Never raises: no request may suffer for its explanation."""
-        if not self._is_on:
+        if not self._is_on or not isinstance(request.work, Generate | Warm):
             return
         now = self._clock()
         try:
             record = self._marks.record(
-                request.generate,
+                request.work,
                 request.queued,
                 end,
                 model=request.model,

@@ -1,7 +1,8 @@
 """Gateway → worker commands and worker → gateway events.
 
-Life of a request: `Generate` → `Queued` → `Prefilling`… → `Delta`… → exactly one of `Finished` or `Failed`.
-`Failed` may come at any point, `Queued` or not. After its last event a request id is never mentioned again.
+Life of a request: `Generate` → `Queued` → `Prefilling`… → `Delta`, `Reasoning` or the events of a call… → exactly one
+of `Finished` or `Failed`. `Failed` may come at any point, `Queued` or not. After its last event a request id is never
+mentioned again. A `Warm`, `Tokenize`, `Detokenize`, `Embed` or `Rerank` ends with the event of its name or `Failed`.
 """
 
 import enum
@@ -14,6 +15,7 @@ from protocol.handshake import Hello, Refused, Welcome
 from protocol.ids import Grain, RequestId
 from protocol.latency import LatencyClass
 from protocol.sampling import Sampling
+from protocol.tools import Constraint, Tool, ToolUse
 
 # --- prompts -------------------------------------------------------------------------------------------------------
 
@@ -38,10 +40,15 @@ class ChatMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ChatPrompt(Struct, frozen=True, kw_only=True, tag=True):
-    """Messages for the model's own chat template."""
+    """Messages for the model's own chat template.
+
+    `ending` "continue" leaves the last message, the assistant's, open: the answer goes on from its text.
+    """
 
     messages: tuple[ChatMessage, ...]
+    tools: tuple[Tool, ...] = ()
     template_arguments: dict[str, Any] = {}
+    ending: Literal["new_message", "continue"] = "new_message"
 
 
 class TextPrompt(Struct, frozen=True, kw_only=True, tag=True):
@@ -90,7 +97,8 @@ class Generate(Struct, frozen=True, kw_only=True, tag=True):
 
     `max_tokens` None means up to the context's end. `top_logprobs` None means no logprobs, 0 the chosen token's only.
     `latency_class` is what the caller's key allows of what was asked; inside a class `tenant`s (a key's name) share
-    fairly.
+    fairly. `tool_use` None: no part of the text is a call. `reasoning` "split" tells it apart from the answer, "keep"
+    leaves the text as the model wrote it. `ignore_end` goes on after the model's end-of-turn token.
     """
 
     request_id: RequestId
@@ -103,6 +111,10 @@ class Generate(Struct, frozen=True, kw_only=True, tag=True):
     latency_class: LatencyClass = LatencyClass.STANDARD
     tenant: str = ""
     cache: CacheUse = CacheUse()
+    tool_use: ToolUse | None = None
+    constraint: Constraint | None = None
+    reasoning: Literal["split", "keep"] = "keep"
+    ignore_end: Literal["no", "yes"] = "no"
 
 
 class Warm(Struct, frozen=True, kw_only=True, tag=True):
@@ -112,6 +124,45 @@ class Warm(Struct, frozen=True, kw_only=True, tag=True):
     prompt: Prompt
     cache: CacheUse = CacheUse()
     pin: Pin | None = None
+
+
+class Tokenize(Struct, frozen=True, kw_only=True, tag=True):
+    """Say which tokens a prompt is. Needs no row and no weights; answered as soon as the tokenizer is loaded."""
+
+    request_id: RequestId
+    prompt: Prompt
+    special_tokens: Literal["add", "leave"] = "add"
+
+
+class Detokenize(Struct, frozen=True, kw_only=True, tag=True):
+    """Say which text these tokens are. As `Tokenize`."""
+
+    request_id: RequestId
+    token_ids: tuple[int, ...]
+
+
+class Embed(Struct, frozen=True, kw_only=True, tag=True):
+    """Give a vector for each input, of unit length, cut to `dimensions` (and scaled again) where that is asked for."""
+
+    request_id: RequestId
+    inputs: tuple[TextPrompt | TokenPrompt, ...]
+    dimensions: int | None = None
+    latency_class: LatencyClass = LatencyClass.STANDARD
+    tenant: str = ""
+
+
+class Rerank(Struct, frozen=True, kw_only=True, tag=True):
+    """Say how relevant each document is for the query."""
+
+    request_id: RequestId
+    query: str
+    documents: tuple[str, ...]
+    latency_class: LatencyClass = LatencyClass.STANDARD
+    tenant: str = ""
+
+
+Work = Generate | Warm | Tokenize | Detokenize | Embed | Rerank
+"""The commands that have a request id, events of their own, and an end."""
 
 
 class Unpin(Struct, frozen=True, kw_only=True, tag=True):
@@ -151,7 +202,22 @@ class Ping(Struct, frozen=True, kw_only=True, tag=True):
     nonce: int
 
 
-WorkerCommand = Generate | Warm | Cancel | Drain | Ping | Unpin | SetBudget | ForgetHot | Welcome | Refused
+WorkerCommand = (
+    Generate
+    | Warm
+    | Tokenize
+    | Detokenize
+    | Embed
+    | Rerank
+    | Cancel
+    | Drain
+    | Ping
+    | Unpin
+    | SetBudget
+    | ForgetHot
+    | Welcome
+    | Refused
+)
 
 # --- events --------------------------------------------------------------------------------------------------------
 
@@ -163,6 +229,14 @@ class PrefixReuse(Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
+Capability = Literal["chat", "completions", "tools", "reasoning", "structured_output", "embeddings", "rerank"]
+"""What a model can be asked for."""
+
+
+class TokenizerReady(Struct, frozen=True, kw_only=True, tag=True):
+    """`Tokenize` and `Detokenize` can be asked from now on, though the weights are not loaded. Once, before Ready."""
+
+
 class Ready(Struct, frozen=True, kw_only=True, tag=True):
     """Weights are loaded and the first kernels compiled. Carries the limits as resolved, not as asked for."""
 
@@ -172,6 +246,7 @@ class Ready(Struct, frozen=True, kw_only=True, tag=True):
     load_seconds: float
     prefix_reuse: PrefixReuse
     fingerprint: str
+    capabilities: tuple[Capability, ...] = ("chat", "completions")
 
 
 class Loading(Struct, frozen=True, kw_only=True, tag=True):
@@ -242,6 +317,41 @@ class Delta(Struct, frozen=True, kw_only=True, tag=True):
     logprobs: tuple[ChosenLogprob, ...] = ()
 
 
+class Reasoning(Struct, frozen=True, kw_only=True, tag=True):
+    """More of what the model thinks before it answers. As `Delta`."""
+
+    request_id: RequestId
+    text: str
+    tokens: int
+    logprobs: tuple[ChosenLogprob, ...] = ()
+
+
+class CallStarted(Struct, frozen=True, kw_only=True, tag=True):
+    """The answer calls a tool. Calls are numbered from 0 and one ends before the next starts. `call_id` is unique."""
+
+    request_id: RequestId
+    index: int
+    call_id: str
+    name: str
+
+
+class CallArguments(Struct, frozen=True, kw_only=True, tag=True):
+    """More of a call's arguments, JSON as text: joined they are what the model meant, valid or not."""
+
+    request_id: RequestId
+    index: int
+    text: str
+    tokens: int = 0
+    logprobs: tuple[ChosenLogprob, ...] = ()
+
+
+class CallEnded(Struct, frozen=True, kw_only=True, tag=True):
+    """A call is whole. A call that the answer's end cut off has no such event."""
+
+    request_id: RequestId
+    index: int
+
+
 class FinishReason(enum.StrEnum):
     """Why a row ended well."""
 
@@ -249,14 +359,18 @@ class FinishReason(enum.StrEnum):
     """End-of-turn token or a stop string."""
     LENGTH = "length"
     """`max_tokens`, or the context's end."""
+    TOOL_CALLS = "tool_calls"
+    """The model's own end, after at least one whole call."""
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """Tokens of one request. `cached_tokens` is a part of `prompt_tokens`: what was really skipped."""
+    """Tokens of one request. `cached_tokens` is a part of `prompt_tokens`: what was really skipped. `reasoning_tokens`
+    is a part of `completion_tokens`."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int = 0
 
 
 class Timings(Struct, frozen=True, kw_only=True):
@@ -288,6 +402,10 @@ class CacheReport(Struct, frozen=True, kw_only=True):
     expected_compute_seconds: float | None = None
 
 
+OutputWarning = Literal["tool_call_unparsed", "tool_call_repaired", "tool_call_cut", "arguments_invalid"]
+"""What a client may want to know of an answer that held a call: it came back as text, or not quite as written."""
+
+
 class Finished(Struct, frozen=True, kw_only=True, tag=True):
     """The good end."""
 
@@ -297,6 +415,7 @@ class Finished(Struct, frozen=True, kw_only=True, tag=True):
     timings: Timings
     cache: CacheReport = CacheReport()
     matched_stop: str | None = None
+    warnings: tuple[OutputWarning, ...] = ()
 
 
 class Warmed(Struct, frozen=True, kw_only=True, tag=True):
@@ -310,6 +429,39 @@ class Warmed(Struct, frozen=True, kw_only=True, tag=True):
     durable_blocks: int
     timings: Timings
     cache: CacheReport = CacheReport()
+
+
+class Tokenized(Struct, frozen=True, kw_only=True, tag=True):
+    """The end of a `Tokenize`. `tokens` are the texts of the ids, in order."""
+
+    request_id: RequestId
+    token_ids: tuple[int, ...]
+    tokens: tuple[str, ...]
+    context_tokens: int
+
+
+class Detokenized(Struct, frozen=True, kw_only=True, tag=True):
+    """The end of a `Detokenize`."""
+
+    request_id: RequestId
+    text: str
+
+
+class Embedded(Struct, frozen=True, kw_only=True, tag=True):
+    """The end of an `Embed`: `vectors` are float32, little-endian, `dimensions` for each input, one after another."""
+
+    request_id: RequestId
+    dimensions: int
+    vectors: bytes
+    prompt_tokens: int
+
+
+class Reranked(Struct, frozen=True, kw_only=True, tag=True):
+    """The end of a `Rerank`: a score from 0 to 1 for each document, in the order in which they were asked."""
+
+    request_id: RequestId
+    scores: tuple[float, ...]
+    prompt_tokens: int
 
 
 class Failed(Struct, frozen=True, kw_only=True, tag=True):
@@ -355,9 +507,51 @@ class LastWords(Struct, frozen=True, kw_only=True, tag=True):
     failure: Failure
 
 
-WorkerEvent = (
-    Hello | Ready | Loading | Queued | Waiting | Prefilling | Delta | Finished | Warmed | Failed | Pong | LastWords
-)
+LastEvent = Finished | Warmed | Tokenized | Detokenized | Embedded | Reranked | Failed
+"""Exactly one of these ends each request."""
 
-RequestEvent = Queued | Waiting | Prefilling | Delta | Finished | Warmed | Failed
+AnswerEvent = Delta | Reasoning | CallStarted | CallArguments | CallEnded
+"""What the answer itself consists of, in order."""
+
+RequestEvent = (
+    Queued
+    | Waiting
+    | Prefilling
+    | Delta
+    | Reasoning
+    | CallStarted
+    | CallArguments
+    | CallEnded
+    | Finished
+    | Warmed
+    | Tokenized
+    | Detokenized
+    | Embedded
+    | Reranked
+    | Failed
+)
 """The events that belong to one request."""
+
+WorkerEvent = (
+    Hello
+    | TokenizerReady
+    | Ready
+    | Loading
+    | Queued
+    | Waiting
+    | Prefilling
+    | Delta
+    | Reasoning
+    | CallStarted
+    | CallArguments
+    | CallEnded
+    | Finished
+    | Warmed
+    | Tokenized
+    | Detokenized
+    | Embedded
+    | Reranked
+    | Failed
+    | Pong
+    | LastWords
+)

@@ -4,7 +4,7 @@ from msgspec import Struct
 
 from protocol.ids import Incarnation, ModelName
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Must match exactly on both sides: one wheel ships all processes, so a mismatch means one outlived an upgrade."""
 
 

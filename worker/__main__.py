@@ -23,14 +23,19 @@ from protocol.failures import Failure, FailureKind
 from protocol.framing import MalformedMessage
 from protocol.generation import (
     Cancel,
+    Detokenize,
     Drain,
+    Embed,
+    Failed,
     ForgetHot,
     Generate,
     LastWords,
     Loading,
     Ping,
     Ready,
+    Rerank,
     SetBudget,
+    Tokenize,
     Unpin,
     Warm,
     WorkerCommand,
@@ -140,6 +145,9 @@ class Worker:
                     self._text_plane.submit(command)
             case Cancel() | Drain() | Ping() | Unpin() | SetBudget() | ForgetHot():
                 self._inbox.put(command)
+            case Tokenize() | Detokenize() | Embed() | Rerank():
+                failure = Failure(kind=FailureKind.UNSUPPORTED, message="this model cannot do that")
+                self._send(Failed(request_id=command.request_id, failure=failure))
             case Welcome():
                 pass
             case Refused(reason=reason):

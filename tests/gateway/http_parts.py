@@ -76,9 +76,7 @@ class AnsweringGenerator:
             timings=TIMINGS,
         )
         reply.put(end)
-        self.recorder.finished(
-            OpenRequest(model=model, generate=generate, reply=reply, queued=queued), Incarnation(1), end
-        )
+        self.recorder.finished(OpenRequest(model=model, work=generate, reply=reply, queued=queued), Incarnation(1), end)
         return reply
 
     def land(self) -> None:

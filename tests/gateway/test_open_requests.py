@@ -25,7 +25,7 @@ def request(name: str = "a", model: ModelName = MODEL) -> OpenRequest:
     request_id = RequestId(name)
     return OpenRequest(
         model=model,
-        generate=Generate(request_id=request_id, prompt=TextPrompt(text="t"), sampling=Sampling()),
+        work=Generate(request_id=request_id, prompt=TextPrompt(text="t"), sampling=Sampling()),
         reply=Reply(request_id, lambda _: None),
     )
 

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import msgspec
 from msgspec import Struct
 
-from protocol import blocks, generation, handshake
+from protocol import blocks, generation, handshake, tools
 from protocol.failures import Failure, FailureKind
 from protocol.ids import BlockKey, Grain, Incarnation, LeaseId, ModelName, RequestId
 from protocol.latency import LatencyClass
@@ -34,11 +34,13 @@ _CHAT = generation.ChatPrompt(
         ),
         generation.ChatMessage(role="tool", content="sunny", tool_call_id="c1"),
     ),
+    tools=(tools.Tool(name="f", description="d", parameters={"type": "object", "properties": {"city": {}}}),),
     template_arguments={"enable_thinking": False},
+    ending="continue",
 )
 
 
-def _generate(prompt: generation.Prompt) -> generation.Generate:
+def _generate(prompt: generation.Prompt, constraint: tools.Constraint | None = None) -> generation.Generate:
     return generation.Generate(
         request_id=_REQUEST,
         prompt=prompt,
@@ -52,6 +54,10 @@ def _generate(prompt: generation.Prompt) -> generation.Generate:
         cache=generation.CacheUse(
             scope=b"salt", owner="0011223344556677", retention="in_memory", disk_ttl_seconds=3600.0
         ),
+        tool_use=tools.ToolUse(choice="required", allowed=("f",), calls="one"),
+        constraint=constraint,
+        reasoning="split",
+        ignore_end="yes",
     )
 
 
@@ -69,18 +75,34 @@ _REPORT = generation.CacheReport(
 
 EXAMPLES: tuple[Struct, ...] = (
     # handshake
-    handshake.Hello(protocol_version=1, model=ModelName("org/m"), incarnation=Incarnation(3), pid=99),
+    handshake.Hello(protocol_version=2, model=ModelName("org/m"), incarnation=Incarnation(3), pid=99),
     handshake.Welcome(),
     handshake.Refused(reason="old"),
     # gateway → worker
     _generate(_CHAT),
-    _generate(generation.TextPrompt(text="once")),
+    _generate(generation.TextPrompt(text="once"), tools.JsonSchema(text="{}")),
+    _generate(generation.TextPrompt(text="once"), tools.JsonObject()),
+    _generate(generation.TextPrompt(text="once"), tools.Regex(pattern="a+")),
+    _generate(generation.TextPrompt(text="once"), tools.OneOf(options=("a", "b"))),
+    _generate(generation.TextPrompt(text="once"), tools.Grammar(text='start: "a"')),
     _generate(generation.TokenPrompt(token_ids=(1, 2, 70000))),
     generation.Warm(
         request_id=_REQUEST,
         prompt=generation.TextPrompt(text="once"),
         cache=generation.CacheUse(scope=b"salt", owner="ab"),
         pin=generation.Pin(name="repo", ttl_seconds=60.0),
+    ),
+    generation.Tokenize(request_id=_REQUEST, prompt=generation.TextPrompt(text="once"), special_tokens="leave"),
+    generation.Detokenize(request_id=_REQUEST, token_ids=(1, 70000)),
+    generation.Embed(
+        request_id=_REQUEST,
+        inputs=(generation.TextPrompt(text="once"), generation.TokenPrompt(token_ids=(1,))),
+        dimensions=64,
+        latency_class=LatencyClass.BATCH,
+        tenant="ada",
+    ),
+    generation.Rerank(
+        request_id=_REQUEST, query="q", documents=("a", "b"), latency_class=LatencyClass.BATCH, tenant="ada"
     ),
     generation.Unpin(owner="ab", name="repo"),
     generation.SetBudget(hot_cache_bytes=1000),
@@ -89,6 +111,7 @@ EXAMPLES: tuple[Struct, ...] = (
     generation.Drain(deadline_seconds=2.5),
     generation.Ping(nonce=1),
     # worker → gateway
+    generation.TokenizerReady(),
     generation.Ready(
         context_tokens=8192,
         max_rows=16,
@@ -96,6 +119,7 @@ EXAMPLES: tuple[Struct, ...] = (
         load_seconds=1.25,
         prefix_reuse=generation.PrefixReuse(available=False, reason="logits differ"),
         fingerprint="abc",
+        capabilities=("chat", "tools"),
     ),
     generation.Loading(done_bytes=1, total_bytes=2),
     generation.Queued(request_id=_REQUEST, prompt_tokens=12, message_starts=(3, 8), grains=_GRAINS),
@@ -107,10 +131,25 @@ EXAMPLES: tuple[Struct, ...] = (
         tokens=1,
         logprobs=(generation.ChosenLogprob(chosen=_LOGPROB, top=(_LOGPROB,)),),
     ),
+    generation.Reasoning(
+        request_id=_REQUEST,
+        text="é",
+        tokens=1,
+        logprobs=(generation.ChosenLogprob(chosen=_LOGPROB, top=(_LOGPROB,)),),
+    ),
+    generation.CallStarted(request_id=_REQUEST, index=0, call_id="call_1", name="f"),
+    generation.CallArguments(
+        request_id=_REQUEST,
+        index=0,
+        text="{",
+        tokens=1,
+        logprobs=(generation.ChosenLogprob(chosen=_LOGPROB, top=(_LOGPROB,)),),
+    ),
+    generation.CallEnded(request_id=_REQUEST, index=0),
     generation.Finished(
         request_id=_REQUEST,
         reason=generation.FinishReason.STOP,
-        usage=generation.Usage(prompt_tokens=12, completion_tokens=3, cached_tokens=0),
+        usage=generation.Usage(prompt_tokens=12, completion_tokens=3, cached_tokens=0, reasoning_tokens=1),
         timings=generation.Timings(
             queue_seconds=0.5,
             prefill_seconds=0.25,
@@ -121,6 +160,7 @@ EXAMPLES: tuple[Struct, ...] = (
         ),
         cache=_REPORT,
         matched_stop="end",
+        warnings=("tool_call_repaired",),
     ),
     generation.Warmed(
         request_id=_REQUEST,
@@ -132,6 +172,10 @@ EXAMPLES: tuple[Struct, ...] = (
         timings=generation.Timings(queue_seconds=0.5, prefill_seconds=0.25, decode_seconds=0.0, prefill_slices=1),
         cache=_REPORT,
     ),
+    generation.Tokenized(request_id=_REQUEST, token_ids=(1, 70000), tokens=("on", "ce"), context_tokens=8192),
+    generation.Detokenized(request_id=_REQUEST, text="once"),
+    generation.Embedded(request_id=_REQUEST, dimensions=1, vectors=b"\x00\x00\x80?", prompt_tokens=3),
+    generation.Reranked(request_id=_REQUEST, scores=(0.5, 0.25), prompt_tokens=3),
     generation.Failed(request_id=_REQUEST, failure=_FAILURE),
     generation.Pong(
         nonce=1,
@@ -201,7 +245,10 @@ DIRECTIONS: dict[str, Any] = {
 def name_of(example: Struct) -> str:
     """The example's place in the golden file."""
     kind = type(example).__name__
-    return f"{kind}({type(example.prompt).__name__})" if isinstance(example, generation.Generate) else kind
+    if not isinstance(example, generation.Generate):
+        return kind
+    parts = [example.prompt, *([] if example.constraint is None else [example.constraint])]
+    return f"{kind}({', '.join(type(part).__name__ for part in parts)})"
 
 
 def reader_of(example: Struct) -> Any:
