@@ -1,0 +1,1 @@
+"""What a model wrote → what it meant: reasoning, text and calls of tools."""

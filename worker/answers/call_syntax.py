@@ -1,0 +1,103 @@
+"""How a family of models writes a call whose arguments are one JSON object: enough to write a grammar from. Pure."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallSyntax:
+    """A whole answer of calls is `section_start`, calls joined by `separator`, `section_end`.
+
+    One call is `before_name`, the name, `before_arguments`, the arguments as a JSON object, `after_arguments`.
+    `markers` are the pieces of these texts that a vocabulary may hold as one token of its own: where it does, the model
+    writes that token. `max_calls` None: any number.
+    """
+
+    before_name: str
+    before_arguments: str
+    after_arguments: str
+    separator: str = ""
+    section_start: str = ""
+    section_end: str = ""
+    markers: tuple[str, ...] = ()
+    max_calls: int | None = None
+
+
+HERMES = CallSyntax(
+    before_name='<tool_call>\n{"name": "',
+    before_arguments='", "arguments": ',
+    after_arguments="}\n</tool_call>",
+    separator="\n",
+    markers=("<tool_call>", "</tool_call>"),
+)
+"""Qwen2.5, Qwen3, Hermes, Granite 4, and every model that is told how by our own system text."""
+
+MISTRAL_LIST = CallSyntax(
+    section_start="[TOOL_CALLS][",
+    before_name='{"name": "',
+    before_arguments='", "arguments": ',
+    after_arguments="}",
+    separator=", ",
+    section_end="]",
+    markers=("[TOOL_CALLS]",),
+)
+"""Mistral until the tokenizer of version 7, Nemo, Mixtral."""
+
+MISTRAL_NAMED = CallSyntax(
+    before_name="[TOOL_CALLS]",
+    before_arguments="[ARGS]",
+    after_arguments="",
+    markers=("[TOOL_CALLS]", "[ARGS]"),
+)
+"""Mistral from the tokenizer of version 11 on: Small 3.2, Magistral, Devstral, Ministral 3."""
+
+LLAMA = CallSyntax(before_name='{"name": "', before_arguments='", "parameters": ', after_arguments="}", separator="; ")
+"""Llama 3.1 to 3.3."""
+
+DEEPSEEK_V3 = CallSyntax(
+    section_start="<｜tool▁calls▁begin｜>",
+    before_name="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+    before_arguments="\n```json\n",
+    after_arguments="\n```<｜tool▁call▁end｜>",
+    separator="\n",
+    section_end="<｜tool▁calls▁end｜>",
+    markers=(
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+    ),
+)
+"""DeepSeek V3 and R1."""
+
+DEEPSEEK_V31 = CallSyntax(
+    section_start="<｜tool▁calls▁begin｜>",
+    before_name="<｜tool▁call▁begin｜>",
+    before_arguments="<｜tool▁sep｜>",
+    after_arguments="<｜tool▁call▁end｜>",
+    section_end="<｜tool▁calls▁end｜>",
+    markers=DEEPSEEK_V3.markers,
+)
+"""DeepSeek V3.1 and V3.2-Exp."""
+
+GRANITE_LIST = CallSyntax(
+    section_start="<|tool_call|>[",
+    before_name='{"name": "',
+    before_arguments='", "arguments": ',
+    after_arguments="}",
+    separator=", ",
+    section_end="]",
+    markers=("<|tool_call|>",),
+)
+"""Granite 3."""
+
+PHI = CallSyntax(
+    section_start="<|tool_call|>[",
+    before_name='{"name": "',
+    before_arguments='", "arguments": ',
+    after_arguments="}",
+    separator=", ",
+    section_end="]<|/tool_call|>",
+    markers=("<|tool_call|>", "<|/tool_call|>"),
+)
+"""Phi-4-mini."""
