@@ -4,6 +4,7 @@ Threads: this one owns the socket to the gateway; the step thread owns everythin
 tokenizes; the cold-cache thread talks to the cachestore; one more waits for the parent's death.
 """
 
+import contextlib
 import faulthandler
 import os
 import queue
@@ -11,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Generator
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, assert_never
@@ -36,6 +38,7 @@ from protocol.generation import (
     Rerank,
     SetBudget,
     Tokenize,
+    TokenizerReady,
     Unpin,
     Warm,
     WorkerCommand,
@@ -57,7 +60,8 @@ from worker.prefix_cache import PrefixCache
 from worker.prefix_index import Boundary, PrefixIndex
 from worker.scheduler import Scheduler, SchedulerSettings
 from worker.shared_device import SharedDevice
-from worker.text_plane import TextPlane
+from worker.text_plane import LoadedWeights, TextPlane
+from worker.tokenizing import TokenQuestions
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 78
@@ -79,6 +83,14 @@ log = structlog.get_logger()
 
 class _ModelUnusable(Exception):
     """This folder cannot be loaded, and the next try would say the same."""
+
+
+@contextlib.contextmanager
+def _unusable_if_unloadable() -> Generator[None]:
+    try:
+        yield
+    except _UNLOADABLE as why:
+        raise _ModelUnusable(f"{type(why).__name__}: {' '.join(str(why).split())[:_REASON_CHARACTERS]}") from why
 
 
 class Worker:
@@ -139,13 +151,13 @@ class Worker:
 
     def _take(self, command: WorkerCommand | MalformedMessage) -> None:
         match command:
-            case Generate() | Warm():
-                # The gateway sends requests after Ready only.
+            case Generate() | Warm() | Tokenize() | Detokenize():
+                # The gateway sends no request before TokenizerReady.
                 if self._text_plane is not None:
                     self._text_plane.submit(command)
             case Cancel() | Drain() | Ping() | Unpin() | SetBudget() | ForgetHot():
                 self._inbox.put(command)
-            case Tokenize() | Detokenize() | Embed() | Rerank():
+            case Embed() | Rerank():
                 failure = Failure(kind=FailureKind.UNSUPPORTED, message="this model cannot do that")
                 self._send(Failed(request_id=command.request_id, failure=failure))
             case Welcome():
@@ -183,14 +195,25 @@ class Worker:
         launch = self._launch
         started = time.monotonic()
         path = Path(launch.model_path)
-        try:
+        with _unusable_if_unloadable():
             tokenizer = load_tokenizer(path)
-            loaded = load_model(path, self._loading_report())
-        except _UNLOADABLE as why:
-            raise _ModelUnusable(f"{type(why).__name__}: {' '.join(str(why).split())[:_REASON_CHARACTERS]}") from why
-        engine = MlxEngine(loaded, tokenizer)
-        limits = [limit for limit in (launch.context_tokens, context_tokens(path)) if limit is not None]
+            limits = [limit for limit in (launch.context_tokens, context_tokens(path)) if limit is not None]
         context = min(limits, default=32_768)
+        wrapped = tokenizer._tokenizer  # noqa: SLF001 - what mlx-lm's wrapper wraps
+        text_plane = TextPlane(
+            tokenizer=tokenizer,
+            questions=TokenQuestions(tokenizer, wrapped, context_tokens=context),
+            context_tokens=context,
+            deliver=self._inbox.put,
+            send=self._send,
+            clock=time.monotonic,
+        )
+        text_plane.start()
+        self._text_plane = text_plane
+        self._send(TokenizerReady())
+        with _unusable_if_unloadable():
+            loaded = load_model(path, self._loading_report())
+        engine = MlxEngine(loaded, tokenizer)
         if not engine.prefix_reuse.available:
             log.warning("prefix_reuse_off", model=launch.model, reason=engine.prefix_reuse.reason)
 
@@ -217,23 +240,14 @@ class Worker:
             engine=engine,
             scheduler=Scheduler(SchedulerSettings(max_rows=max_rows, slice_seconds=launch.prefill_slice_seconds)),
             cache=cache,
-            make_detokenizer=detokenizer_maker(tokenizer._tokenizer),  # noqa: SLF001 - the wrapped tokenizer
+            make_detokenizer=detokenizer_maker(wrapped),
             end_token_ids=frozenset(tokenizer.eos_token_ids),
             inbox=self._inbox,
             send=self._send,
             clock=time.monotonic,
             device=device,
         )
-        self._text_plane = TextPlane(
-            tokenizer=tokenizer,
-            vocabulary_size=engine.vocabulary_size,
-            context_tokens=context,
-            fingerprint=loaded.fingerprint,
-            deliver=self._inbox.put,
-            send=self._send,
-            clock=time.monotonic,
-        )
-        self._text_plane.start()
+        text_plane.weights_loaded(LoadedWeights(engine.vocabulary_size, loaded.fingerprint))
         cold.start()
         self._send(
             Ready(

@@ -60,13 +60,22 @@ class WindowDetokenizer:
         return after[len(before) :]
 
 
-def detokenizer_maker(tokenizer: Any) -> Callable[[], Detokenizer]:
-    """For a Hugging Face tokenizer. Its Rust half, where there is one, decodes a window in about a microsecond."""
+def whole_text_decoder(tokenizer: Any) -> Callable[[list[int]], str]:
+    """Token ids → text, special tokens included, for a Hugging Face tokenizer.
+
+    Its Rust half, where there is one, decodes a window in about a microsecond.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if isinstance(backend, Tokenizer):
-        return lambda: WindowDetokenizer(lambda token_ids: backend.decode(token_ids, skip_special_tokens=False))
+        return lambda token_ids: backend.decode(token_ids, skip_special_tokens=False)
     slow: SlowTokenizer = tokenizer
-    return lambda: WindowDetokenizer(slow.decode)
+    return slow.decode
+
+
+def detokenizer_maker(tokenizer: Any) -> Callable[[], Detokenizer]:
+    """For a Hugging Face tokenizer."""
+    decode = whole_text_decoder(tokenizer)
+    return lambda: WindowDetokenizer(decode)
 
 
 def token_bytes(tokenizer: Any, token_id: int) -> bytes:

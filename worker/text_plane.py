@@ -1,82 +1,83 @@
 """The text thread: renders and tokenizes prompts beside the step loop, which never waits for it."""
 
-import queue
-import threading
-import traceback
 from collections.abc import Callable
-from pathlib import Path
-
-import structlog
+from typing import NamedTuple
 
 from protocol.failures import Failure, FailureKind
-from protocol.generation import Failed, Generate, Queued, Warm
+from protocol.generation import Detokenize, Detokenized, Failed, Generate, Queued, Tokenize, Tokenized, Warm
 from protocol.sampling import Sampling
 from worker import hashing
 from worker.prompts import PromptRefused, PromptTokenizer, boundaries, prompt_tokens, resolve_max_tokens
 from worker.sequence import Prepared
+from worker.text_thread import TextThread
+from worker.tokenizing import TokenQuestions
 
-log = structlog.get_logger()
+
+class LoadedWeights(NamedTuple):
+    """What a prompt's preparation must know of the weights."""
+
+    vocabulary_size: int
+    fingerprint: str
 
 
 class TextPlane:
-    """Turns each `Generate` into a `Prepared` for the loop and a `Queued` for the gateway, or into a `Failed`."""
+    """Turns each `Generate` into a `Prepared` for the loop and a `Queued` for the gateway, or into a `Failed`.
+
+    `Tokenize` and `Detokenize` it answers from its start; the rest it can do once it knows the weights.
+    """
 
     def __init__(
         self,
         *,
         tokenizer: PromptTokenizer,
-        vocabulary_size: int,
+        questions: TokenQuestions,
         context_tokens: int,
-        fingerprint: str,
         deliver: Callable[[Prepared], None],
-        send: Callable[[Queued | Failed], None],
+        send: Callable[[Queued | Tokenized | Detokenized | Failed], None],
         clock: Callable[[], float],
     ) -> None:
         self._tokenizer = tokenizer
-        self._vocabulary_size = vocabulary_size
+        self._questions = questions
         self._context_tokens = context_tokens
-        self._fingerprint = fingerprint
         self._deliver = deliver
         self._send = send
-        self._clock = clock
-        self._requests: queue.SimpleQueue[Generate | Warm] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="text-plane", daemon=True)
+        self._weights: LoadedWeights | None = None
+        self._thread: TextThread[Generate | Warm | Tokenize | Detokenize] = TextThread(
+            self._answer, send=send, clock=clock
+        )
 
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, request: Generate | Warm) -> None:
-        self._requests.put(request)
+    def submit(self, request: Generate | Warm | Tokenize | Detokenize) -> None:
+        self._thread.submit(request)
 
-    def _run(self) -> None:
-        while True:
-            request = self._requests.get()
-            arrived = self._clock()
-            try:
-                prepared = self.prepare(request, arrived)
-            except PromptRefused as refused:
-                self._send(Failed(request_id=request.request_id, failure=refused.failure))
-            except Exception as why:  # noqa: BLE001 - answered and logged, but without its message: that may quote the prompt
-                where = traceback.extract_tb(why.__traceback__)[-1]
-                raised_at = f"{Path(where.filename).name}:{where.lineno}"
-                log.error("prompt_failed", request_id=request.request_id, error=type(why).__name__, raised_at=raised_at)
-                failure = Failure(
-                    kind=FailureKind.INTERNAL, message=f"preparing the prompt raised {type(why).__name__}"
-                )
-                self._send(Failed(request_id=request.request_id, failure=failure))
-            else:
-                self._send(
-                    Queued(
-                        request_id=request.request_id,
-                        prompt_tokens=len(prepared.token_ids),
-                        message_starts=prepared.message_starts,
-                        grains=prepared.grains,
-                    )
-                )
-                self._deliver(prepared)
+    def weights_loaded(self, weights: LoadedWeights) -> None:
+        """Say what was loaded, before any `Generate` or `Warm` is submitted."""
+        self._weights = weights
+
+    def _answer(self, request: Generate | Warm | Tokenize | Detokenize, arrived: float) -> None:
+        if isinstance(request, Tokenize | Detokenize):
+            self._send(self._questions.answer(request))
+            return
+        prepared = self.prepare(request, arrived)
+        self._send(
+            Queued(
+                request_id=request.request_id,
+                prompt_tokens=len(prepared.token_ids),
+                message_starts=prepared.message_starts,
+                grains=prepared.grains,
+            )
+        )
+        self._deliver(prepared)
 
     def prepare(self, asked: Generate | Warm, arrived: float) -> Prepared:
         """Pure but for the tokenizer. Raises PromptRefused."""
+        if self._weights is None:
+            raise PromptRefused(
+                Failure(kind=FailureKind.MODEL_UNAVAILABLE, message="the model is not loaded yet; send it again")
+            )
+        vocabulary_size, fingerprint = self._weights
         warm = asked if isinstance(asked, Warm) else None
         if isinstance(asked, Warm):
             sampling = Sampling(temperature=0.0)
@@ -85,19 +86,19 @@ class TextPlane:
             )
         else:
             request = asked
-        out_of_range = [token for token in request.sampling.logit_bias if not 0 <= token < self._vocabulary_size]
+        out_of_range = [token for token in request.sampling.logit_bias if not 0 <= token < vocabulary_size]
         if out_of_range:
             raise PromptRefused(
                 Failure(
                     kind=FailureKind.INVALID_REQUEST,
-                    message=f"token id {out_of_range[0]} is outside the vocabulary of {self._vocabulary_size}",
+                    message=f"token id {out_of_range[0]} is outside the vocabulary of {vocabulary_size}",
                     param="logit_bias",
                 )
             )
-        prompt = prompt_tokens(self._tokenizer, request.prompt, self._vocabulary_size)
+        prompt = prompt_tokens(self._tokenizer, request.prompt, vocabulary_size)
         token_ids = prompt.token_ids
         max_tokens = resolve_max_tokens(request, len(token_ids), self._context_tokens)
-        root = hashing.root(self._fingerprint, request.cache.scope)
+        root = hashing.root(fingerprint, request.cache.scope)
         return Prepared(
             request=request,
             token_ids=tuple(token_ids),

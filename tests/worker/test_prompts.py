@@ -23,7 +23,8 @@ from worker.prompts import (
     render_chat,
     resolve_max_tokens,
 )
-from worker.text_plane import TextPlane
+from worker.text_plane import LoadedWeights, TextPlane
+from worker.tokenizing import TokenQuestions
 
 
 def says(role: Any, content: str, **more: Any) -> ChatMessage:
@@ -48,6 +49,15 @@ class TemplateOnly:
 
     def encode(self, text: str, **kwargs: Any) -> list[int]:
         return list(text.encode())
+
+    def get_vocab(self) -> dict[str, int]:
+        return {chr(byte): byte for byte in range(256)}
+
+    def convert_ids_to_tokens(self, ids: list[int]) -> list[str | None]:
+        return [chr(token) for token in ids]
+
+    def decode(self, token_ids: list[int]) -> str:
+        return bytes(token_ids).decode()
 
 
 def lines(conversation: list[dict[str, Any]]) -> str:
@@ -285,15 +295,16 @@ def test_a_prompt_over_the_context_is_refused_with_both_numbers(prompt_tokens: i
 
 
 def plane(tokenizer: Any, out: list[Any]) -> TextPlane:
-    return TextPlane(
+    made = TextPlane(
         tokenizer=tokenizer,
-        vocabulary_size=256,
+        questions=TokenQuestions(tokenizer, tokenizer, context_tokens=50),
         context_tokens=50,
-        fingerprint="f",
         deliver=out.append,
         send=out.append,
         clock=lambda: 7.0,
     )
+    made.weights_loaded(LoadedWeights(vocabulary_size=256, fingerprint="f"))
+    return made
 
 
 def test_the_text_plane_names_the_prefix() -> None:
@@ -323,15 +334,16 @@ def test_a_tokenizer_that_raises_still_answers() -> None:
             return super().encode(text)
 
     out: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    broken = Broken(lines)
     text_plane = TextPlane(
-        tokenizer=Broken(lines),
-        vocabulary_size=256,
+        tokenizer=broken,
+        questions=TokenQuestions(broken, broken, context_tokens=50),
         context_tokens=50,
-        fingerprint="f",
         deliver=out.put,
         send=out.put,
         clock=lambda: 7.0,
     )
+    text_plane.weights_loaded(LoadedWeights(vocabulary_size=256, fingerprint="f"))
     with capture_logs() as logged:
         text_plane.start()
         text_plane.submit(replace(request(), prompt=TextPrompt(text="bad")))

@@ -1,0 +1,74 @@
+"""What a worker, and the service around it, answers while the weights are still loading."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from protocol.failures import FailureKind
+from protocol.generation import (
+    ChatMessage,
+    ChatPrompt,
+    Detokenize,
+    Detokenized,
+    Failed,
+    Finished,
+    Queued,
+    Ready,
+    TextPrompt,
+    Tokenize,
+    Tokenized,
+    TokenizerReady,
+)
+from protocol.ids import RequestId
+from tests.processes.running_worker import Start, WorkerProcess
+
+SLOW_WORKER = (str(Path(__file__).parent / "slow_loading_worker.py"),)
+
+
+@pytest.fixture
+def slow_folder(script_model: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "slow"
+    shutil.copytree(script_model, folder)
+    os.mkfifo(folder / "may_load")
+    return folder
+
+
+def tokenize(worker: WorkerProcess, name: str, prompt: ChatPrompt | TextPrompt) -> Tokenized:
+    worker.send(Tokenize(request_id=RequestId(name), prompt=prompt))
+    tokenized = worker.next(Tokenized)
+    assert tokenized.request_id == name
+    return tokenized
+
+
+def test_tokens_are_told_before_the_weights_are_there(start: Start, slow_folder: Path) -> None:
+    """A load that cannot go on stops no question of the tokenizer; a generation that comes too early is refused, and
+    one that comes after Ready has exactly the tokens that were counted before."""
+    worker = start(slow_folder, until=TokenizerReady, program=SLOW_WORKER, context_tokens=1000)
+    chat = ChatPrompt(messages=(ChatMessage(role="user", content="say SC04"),))
+
+    counted = tokenize(worker, "chat", chat)
+    text = tokenize(worker, "text", TextPrompt(text="say SC04 ✓"))
+    worker.send(Detokenize(request_id=RequestId("back"), token_ids=text.token_ids))
+    assert worker.next(Detokenized).text == "say SC04 ✓"
+    assert len(text.tokens) == len(text.token_ids)
+    assert text.context_tokens == 1000
+    worker.generate("early", "say SC04")
+    early = worker.next(Failed)
+    assert (early.request_id, early.failure.kind) == ("early", FailureKind.MODEL_UNAVAILABLE)
+    assert not any(isinstance(event, Ready) for event in worker.events)
+
+    (slow_folder / "may_load").write_bytes(b"now")
+    worker.next(Ready)
+    worker.generate("later", "say SC04")
+    assert worker.next(Queued).prompt_tokens == len(counted.token_ids)
+    assert isinstance(worker.end("later"), Finished)
+
+
+def test_an_id_that_is_no_token_is_refused_by_its_place(start: Start, script_model: Path) -> None:
+    """C: the client is told which of its ids it is."""
+    worker = start(script_model)
+    worker.send(Detokenize(request_id=RequestId("bad"), token_ids=(1, 2, 10_000_000)))
+    failed = worker.next(Failed)
+    assert (failed.failure.kind, failed.failure.param) == (FailureKind.INVALID_REQUEST, "tokens[2]")
