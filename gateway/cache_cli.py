@@ -29,7 +29,16 @@ from gateway.cache_terms import (
     UnpinRequest,
     pins_of_all,
 )
-from gateway.cli_output import ConfigOption, console, settings_of, size_text, table
+from gateway.cli_output import (
+    ConfigOption,
+    HomeOption,
+    JsonOption,
+    console,
+    print_json,
+    settings_of,
+    size_text,
+    table,
+)
 from gateway.config import Settings, parse_byte_size
 from gateway.control import ControlError, ServiceAnswer, ask_service, read_admin_token
 from gateway.disk_worth import disk_worth
@@ -55,13 +64,13 @@ KeyFileOption = Annotated[
     Path | None, typer.Option("--key-file", help=f"File that holds your API key; {KEY_VARIABLE} otherwise.")
 ]
 KeyNameOption = Annotated[str | None, typer.Option("--key", help="Name of a key, as `mlxd keys list` shows it.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the whole answer as JSON.")]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
 def warm_prefix(
     path: Annotated[Path, typer.Argument(metavar="FILE|RECIPE", help="A text file (system prompt) or a .toml recipe.")],
     config: ConfigOption = None,
+    home: HomeOption = None,
     model: Annotated[str | None, typer.Option(help="Which model; the recipe's otherwise.")] = None,
     pin: Annotated[str | None, typer.Option(help="Keep the prefix under this name.")] = None,
     ttl: Annotated[str | None, typer.Option(help="How long it is kept, as 8h or 7d; until unpinned otherwise.")] = None,
@@ -72,7 +81,7 @@ def warm_prefix(
     """Compute a prefix before anybody waits for it."""
     recipe, files = load_recipe(path)
     body = render_recipe(recipe, files, source=str(path), model=model, pin=pin, ttl=ttl)
-    settings = settings_of(config)
+    settings = settings_of(config, home)
     answer = ask_service(
         settings,
         "POST",
@@ -83,7 +92,7 @@ def warm_prefix(
     )
     warmed = _decoded(answer, CacheWarm)
     if json:
-        _print_json(warmed)
+        print_json(warmed)
         return
     kept = ""
     if warmed.pin is not None:
@@ -99,15 +108,16 @@ def warm_prefix(
 def explain_request(
     request_id: Annotated[str, typer.Argument(metavar="ID", help="Of the answer, or of its header x-request-id.")],
     config: ConfigOption = None,
+    home: HomeOption = None,
     key_file: KeyFileOption = None,
     *,
     json: JsonOption = False,
 ) -> None:
     """Why a request reused no more of its prompt."""
     path = f"/v1/requests/{quote(request_id, safe='')}/explain"
-    answer = _decoded(ask_service(settings_of(config), "GET", path, token=_key(key_file)), Explanation)
+    answer = _decoded(ask_service(settings_of(config, home), "GET", path, token=_key(key_file)), Explanation)
     if json:
-        _print_json(answer)
+        print_json(answer)
         return
     out = console()
     out.print(Text(f"{answer.request_id} on {answer.model}: {answer.cached_tokens} of {answer.prompt_tokens} reused"))
@@ -133,11 +143,11 @@ def explain_request(
 
 
 @cache_app.command("status")
-def show_status(config: ConfigOption = None, *, json: JsonOption = False) -> None:
+def show_status(config: ConfigOption = None, home: HomeOption = None, *, json: JsonOption = False) -> None:
     """Books, pins and misses of memory and disk."""
-    books = _fetch_books(settings_of(config))
+    books = _fetch_books(settings_of(config, home))
     if json:
-        _print_json(books)
+        print_json(books)
         return
     out = console()
     rows = table("model", "state", "in memory", "budget", "blocks", "prefill", "reads", "not reused because")
@@ -172,9 +182,9 @@ def show_status(config: ConfigOption = None, *, json: JsonOption = False) -> Non
 
 
 @cache_app.command("pins")
-def show_pins(config: ConfigOption = None, key_file: KeyFileOption = None) -> None:
+def show_pins(config: ConfigOption = None, home: HomeOption = None, key_file: KeyFileOption = None) -> None:
     """Your own pinned prefixes, if you give a key; everybody's otherwise."""
-    settings = settings_of(config)
+    settings = settings_of(config, home)
     key = _key(key_file)
     if key is None:
         _print_all_pins(_fetch_books(settings), remark="nothing is pinned; `mlxd warm FILE --pin NAME` does that")
@@ -187,11 +197,12 @@ def show_pins(config: ConfigOption = None, key_file: KeyFileOption = None) -> No
 def unpin_prefix(
     name: Annotated[str, typer.Argument(help="The pin's name.")],
     config: ConfigOption = None,
+    home: HomeOption = None,
     key_file: KeyFileOption = None,
     key_name: KeyNameOption = None,
 ) -> None:
     """Let a pinned prefix age like any other: your own, or as the operator that of --key."""
-    settings = settings_of(config)
+    settings = settings_of(config, home)
     if key_name is not None:
         body = _request(UnpinRequest, {"name": name, "key": key_name})
         answer = ask_service(settings, "POST", "/admin/cache/unpin", token=read_admin_token(settings), body=body)
@@ -205,6 +216,7 @@ def unpin_prefix(
 @cache_app.command("purge")
 def purge(
     config: ConfigOption = None,
+    home: HomeOption = None,
     model: Annotated[str | None, typer.Option(help="Blocks of this model.")] = None,
     key_name: KeyNameOption = None,
     older_than: Annotated[str | None, typer.Option(help="Blocks on disk that nobody used for so long, as 7d.")] = None,
@@ -213,7 +225,7 @@ def purge(
     yes: YesOption = False,
 ) -> None:
     """Delete cached prefixes for good. Each purge leaves a line in the audit log."""
-    settings = settings_of(config)
+    settings = settings_of(config, home)
     criteria: dict[str, object] = {}
     words: list[str] = []
     if model is not None:
@@ -250,9 +262,10 @@ def set_budget(
     model: Annotated[str, typer.Argument(help="The model.")],
     size: Annotated[str, typer.Argument(help='How much memory its prefixes may take, as "4GiB".')],
     config: ConfigOption = None,
+    home: HomeOption = None,
 ) -> None:
     """Change how much memory a model's prefixes may take, until the service is restarted."""
-    settings = settings_of(config)
+    settings = settings_of(config, home)
     try:
         hot_cache_bytes = parse_byte_size(int(size) if size.isdecimal() else size)
     except ValueError as why:
@@ -265,9 +278,9 @@ def set_budget(
 
 
 @cache_app.command("bench")
-def bench(config: ConfigOption = None, *, json: JsonOption = False) -> None:
+def bench(config: ConfigOption = None, home: HomeOption = None, *, json: JsonOption = False) -> None:
     """Measure the cache's disk, and say for each loaded model whether it is worth it. Takes some ten seconds."""
-    settings = settings_of(config)
+    settings = settings_of(config, home)
     measured = _measure(settings)
     try:
         models = _fetch_books(settings).models
@@ -275,7 +288,7 @@ def bench(config: ConfigOption = None, *, json: JsonOption = False) -> None:
         models = ()
     worth = disk_worth(measured, models)
     if json:
-        _print_json(_BenchAnswer(bench=measured, models=worth))
+        print_json(_BenchAnswer(bench=measured, models=worth))
         return
     out = console()
     rows = table("block", "write", "cold read", "warm read")
@@ -411,7 +424,3 @@ def _print_pins(pins: list[tuple[str, PinObject]], *, remark: str) -> None:
             left,
         )
     console().print(rows)
-
-
-def _print_json(answer: Struct) -> None:
-    typer.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())

@@ -109,7 +109,7 @@ class ExplainSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All of it. `home` comes from MLXD_HOME, never from the file."""
+    """All of it. `home` comes from --home or MLXD_HOME, never from the file."""
 
     home: str
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
@@ -136,7 +136,12 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def keys_path(self) -> Path:
-        return Path(self.home) / "keys.json"
+        return Path(self.home) / "keys.toml"
+
+    @property
+    def logs_directory(self) -> Path:
+        """Where the service writes its log when a service manager runs it."""
+        return Path(self.home) / "logs"
 
     @property
     def tokens_path(self) -> Path:
@@ -167,7 +172,7 @@ def home_directory(environment: Mapping[str, str]) -> Path:
         return Path(chosen).expanduser().absolute()
     if user_home := environment.get("HOME"):
         return Path(user_home).absolute() / ".mlxd"
-    raise SettingsError("no home directory: set MLXD_HOME to a directory that mlxd may write to")
+    raise SettingsError("no home directory: name one that mlxd may write to with --home or MLXD_HOME")
 
 
 def default_runtime_directory(home: Path, *, user_id: int) -> Path:
@@ -198,7 +203,7 @@ def settings_from(
     Raises SettingsError with one line: `source`, the key, what is allowed.
     """
     if "home" in document:
-        raise SettingsError(f"{source}: home: not a setting; set the environment variable MLXD_HOME instead")
+        raise SettingsError(f"{source}: home: not a setting; use --home or the environment variable MLXD_HOME instead")
     cache = document.get("cache", {})
     filled: dict[str, object] = {
         "models_directories": [str(home / "models")],
@@ -253,12 +258,13 @@ def load_settings(path: Path | None, *, home: Path, overrides: Mapping[str, obje
 
 
 def prepare_directories(settings: Settings) -> None:
-    """Make the home and the runtime directory, private to this user. Raises SettingsError if one cannot be.
+    """Make the home, its logs and the runtime directory, private to this user. Raises SettingsError if one cannot be.
 
     The cache directory is the cachestore's to make.
     """
     home, runtime = Path(settings.home), Path(settings.runtime_directory)
     _make_private(home.resolve())
+    _make_private(settings.logs_directory)
     # Not resolved: in a shared temporary directory a symlink may be somebody else's trap.
     _make_private(runtime)
 

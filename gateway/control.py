@@ -11,7 +11,7 @@ import msgspec
 import psutil
 from msgspec import Struct
 
-from gateway.config import Settings
+from gateway.config import LOOPBACK_HOSTS, Settings
 from gateway.operations import AdminStatus
 from gateway.private_files import FileNotPrivate, read_private, write_private
 
@@ -30,6 +30,14 @@ class ServiceAddress(Struct, frozen=True, kw_only=True):
     pid: int
     host: str
     port: int
+
+
+def service_url(settings: Settings, address: ServiceAddress) -> str:
+    """Where a client on this machine reaches the service, without a path: by a name that it serves."""
+    if settings.allowed_hosts and address.host not in LOOPBACK_HOSTS:
+        return f"http://{settings.allowed_hosts[0]}:{address.port}"
+    host = _EVERY_ADDRESS.get(address.host, address.host)
+    return f"http://[{host}]:{address.port}" if ":" in host else f"http://{host}:{address.port}"
 
 
 def announce_service(settings: Settings, address: ServiceAddress) -> None:

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from gateway.config import home_directory, load_settings
+from gateway.config import load_settings
 from gateway.control import ControlError, open_port
 from gateway.demo_service import DemoFailed, DemoService, end_leftover, wait_until
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 Mode = Literal["keep", "remove"]
 """Whether the service goes on afterwards. The model folder always stays, so a second demo starts at once."""
 
-MODEL = "smollm2-135m"
-TWIN = "smollm2-135m-twin"
+MODEL = "SmolLM2-135M-Instruct"
+TWIN = f"{MODEL}-twin"
 PORT = 8321
 PREFIX_SHARE = 0.9
 """How much of the long prefix must come from the cache."""
@@ -71,15 +71,15 @@ class Stream:
         return max((b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)), default=0.0)
 
 
-def main(mode: Mode) -> int:
-    """Run all of it. Gives the exit code."""
+def main(home: Path, mode: Mode) -> int:
+    """Run all of it, with the model in `home/models` and the service beside it. Gives the exit code."""
     try:
         from openai import OpenAI
     except ImportError:
         console.print("mlxd demo asks through the openai SDK: pip install 'mlxd[demo]', or run `make demo`")
         return 1
     try:
-        service = _prepare()
+        service = _prepare(home)
         try:
             service.start()
             client = OpenAI(base_url=service.base_url, api_key="none-needed-on-loopback", max_retries=0, timeout=600)
@@ -105,18 +105,21 @@ def main(mode: Mode) -> int:
 # --- before --------------------------------------------------------------------------------------------------------
 
 
-def _prepare() -> DemoService:
-    """The model folder, built once, and a home for the service with an empty cache: cold must be cold."""
-    import os
-
-    home = home_directory(os.environ) / "demo"
+def _prepare(users_home: Path) -> DemoService:
+    """The model folder, built once, where `mlxd serve` finds it, too; and a home of the demo's own, with an empty
+    cache: cold must be cold, and the user's service is nobody's to restart."""
+    users_home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    model = users_home / "models" / MODEL
+    model.parent.mkdir(exist_ok=True)
+    home = users_home / "demo"
     models = home / "models"
     models.mkdir(parents=True, exist_ok=True, mode=0o700)
     end_leftover(load_settings(None, home=home))
-    _build_model(models / MODEL)
-    twin = models / TWIN
-    if not twin.is_symlink():
-        twin.symlink_to(MODEL, target_is_directory=True)
+    _build_model(model)
+    for name in (MODEL, TWIN):
+        link = models / name
+        if not link.is_symlink():
+            link.symlink_to(model, target_is_directory=True)
     service = DemoService(home, _free_port())
     shutil.rmtree(service.settings.cache.directory, ignore_errors=True)
     service.log_path.unlink(missing_ok=True)
@@ -292,7 +295,8 @@ def _farewell(service: DemoService, mode: Mode) -> None:
         )
     else:
         console.print(
-            "To go on:  mlxd demo --keep   (or put model folders into ~/.mlxd/models and run  mlxd serve)",
+            f"To go on:  mlxd serve   (it serves this model, and every folder that you put beside it in "
+            f"{service.home.parent / 'models'})",
             soft_wrap=True,
         )
     console.print(

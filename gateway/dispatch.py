@@ -574,8 +574,10 @@ class Dispatch:
 
     async def _exited(self, worker: _Worker, ended: ChildExit, hands: "_Hands") -> None:
         del self._workers[worker.incarnation]
-        self._last_exits[worker.model] = last_exit(ended, at_unix=self._unix_clock())
         words = worker.last_words
+        self._last_exits[worker.model] = last_exit(
+            ended, at_unix=self._unix_clock(), last_words=words.message if words else None
+        )
         asked_to = isinstance(self._fleet.state(worker.model), Draining)
         _log.log(
             logging.INFO if asked_to else logging.WARNING,

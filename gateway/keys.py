@@ -11,12 +11,14 @@ import hmac
 import os
 import re
 import secrets
+import tomllib
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import structlog
+import tomli_w
 from msgspec import Struct
 
 from gateway.admission import DayTokens, KeyLimits
@@ -26,6 +28,7 @@ from protocol.latency import LatencyClass
 
 KEY_PREFIX = "mlxd-"
 
+_HEAD = b"# Written by `mlxd keys`. A key itself is in no file: this holds its hash.\n"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _log = structlog.stdlib.get_logger("mlxd.keys")
 
@@ -91,7 +94,7 @@ def match_key(records: Sequence[KeyRecord], presented: str) -> KeyRecord | None:
 def parse_keys(data: bytes, *, source: str) -> KeyFile:
     """Raises KeysError, which never quotes the content."""
     try:
-        file = msgspec.json.decode(data, type=KeyFile)
+        file = msgspec.convert(tomllib.loads(data.decode()), KeyFile)
         for record in file.keys:
             if len(bytes.fromhex(record.sha256)) != 32 or len(record.cache_scope) != 32:
                 raise ValueError("sha256 and cache_salt must have 64 hexadecimal digits")
@@ -99,7 +102,7 @@ def parse_keys(data: bytes, *, source: str) -> KeyFile:
                 raise ValueError("cache_ttl_seconds must be more than 0")
             if (wrong := _wrong_limits(record)) is not None:
                 raise ValueError(wrong)
-    except (msgspec.DecodeError, ValueError) as why:
+    except (msgspec.ValidationError, ValueError) as why:
         raise KeysError(f"{source} is damaged ({why}); restore it, or move it away and add the keys again") from None
     if file.version != 1:
         raise KeysError(f"{source} has version {file.version}, this mlxd reads version 1; upgrade mlxd")
@@ -165,7 +168,7 @@ def add_key(
     with _exclusive(path):
         records = _load(path).keys
         if any(record.name == name for record in records):
-            raise KeysError(f"there is a key named {name!r}; remove it first, or choose another name")
+            raise KeysError(f"there is a key named {name!r}; revoke it first, or choose another name")
         record = KeyRecord(
             name=name,
             sha256=digest_of(key),
@@ -247,9 +250,9 @@ def _load(path: Path) -> KeyFile:
 
 
 def _store(path: Path, records: Sequence[KeyRecord]) -> None:
-    data = msgspec.json.format(msgspec.json.encode(KeyFile(keys=tuple(records))), indent=2)
+    document = msgspec.to_builtins(KeyFile(keys=tuple(records)), str_keys=True)
     try:
-        write_private(path, data + b"\n")
+        write_private(path, _HEAD + tomli_w.dumps(document).encode())
     except OSError as why:
         raise KeysError(f"{path} cannot be written ({why.strerror}); check the folder's owner and free space") from None
 

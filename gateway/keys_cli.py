@@ -1,6 +1,5 @@
 """`mlxd keys …`: who may call, how urgently, and how much."""
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -10,8 +9,7 @@ from typing import Annotated
 import typer
 from msgspec.structs import replace
 
-from gateway.cli_output import console, table
-from gateway.config import home_directory
+from gateway.cli_output import HomeOption, console, home_of, table
 from gateway.durations import duration_text, parse_duration_seconds
 from gateway.keys import (
     KeyRecord,
@@ -45,7 +43,7 @@ TokensOption = Annotated[
 
 
 @keys_app.command("add")
-def keys_add(
+def keys_add(  # noqa: PLR0913  (one for each option)
     name: NameArgument,
     share_cache_with: Annotated[
         str | None, typer.Option(help="A key whose cached prefixes this one uses, and the other way round.")
@@ -58,6 +56,7 @@ def keys_add(
     max_running: RunningOption = None,
     max_queued: QueuedOption = None,
     tokens_per_day: TokensOption = None,
+    home: HomeOption = None,
 ) -> None:
     """Make a key and show it, once."""
     try:
@@ -65,7 +64,7 @@ def keys_add(
     except ValueError as why:
         raise KeysError(f"--cache-ttl: {why}") from None
     key = add_key(
-        _keys_path(),
+        _keys_path(home),
         name,
         now_unix=int(time.time()),
         share_cache_with=share_cache_with,
@@ -84,10 +83,11 @@ def keys_change(
     max_running: RunningOption = None,
     max_queued: QueuedOption = None,
     tokens_per_day: TokensOption = None,
+    home: HomeOption = None,
 ) -> None:
     """Change a key's classes and limits; its next request has them. What is not named stays."""
     changed = change_key(
-        _keys_path(),
+        _keys_path(home),
         name,
         _terms(default_class, highest_class, limits=_limits(max_running, max_queued, tokens_per_day)),
     )
@@ -95,9 +95,9 @@ def keys_change(
 
 
 @keys_app.command("list")
-def keys_list() -> None:
+def keys_list(home: HomeOption = None) -> None:
     """List the keys by name."""
-    records = list_keys(_keys_path())
+    records = list_keys(_keys_path(home))
     if not records:
         _remark("no keys: only this machine can be served; make one with `mlxd keys add NAME`")
         return
@@ -115,17 +115,21 @@ def keys_list() -> None:
     console().print(rows)
 
 
-@keys_app.command("remove")
-def keys_remove(name: Annotated[str, typer.Argument(help="The key's name.")]) -> None:
+@keys_app.command("revoke")
+@keys_app.command("remove", hidden=True)
+def keys_revoke(
+    name: Annotated[str, typer.Argument(help="The key's name.")],
+    home: HomeOption = None,
+) -> None:
     """Take a key back; a running service refuses it at once."""
-    path = _keys_path()
+    path = _keys_path(home)
     remove_key(path, name)
     if not list_keys(path):
         _remark("that was the last key: a service on 127.0.0.1 now serves every local program")
 
 
-def _keys_path() -> Path:
-    return home_directory(os.environ) / "keys.json"
+def _keys_path(home: Path | None) -> Path:
+    return home_of(home) / "keys.toml"
 
 
 def _remark(text: str) -> None:

@@ -13,7 +13,7 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 
 import structlog
@@ -32,6 +32,7 @@ from gateway.control import (
     announce_service,
     make_admin_token,
     open_port,
+    service_url,
     withdraw_service,
 )
 from gateway.dispatch import Dispatch, DispatchSettings
@@ -40,6 +41,7 @@ from gateway.gate import DrainFlag, GateSecrets
 from gateway.keys import Keyring
 from gateway.logs import configure_logging
 from gateway.private_files import read_or_make_secret
+from gateway.readiness import tell_ready, tell_stopping
 from gateway.request_recorder import RequestRecorder
 from gateway.token_ledger import TokenLedger
 from protocol.addresses import board_directory, prefill_lease
@@ -58,10 +60,13 @@ _QUIET_LIBRARIES = {
 _log = structlog.get_logger()
 
 
-def run_service(settings: Settings) -> int:
+def run_service(settings: Settings, *, log_file: Path | None = None) -> int:
     """Serve until told to stop. Gives the exit code; raises SettingsError, KeysError or ControlError at the start."""
-    configure_logging(settings.log_level)
     prepare_directories(settings)
+    try:
+        configure_logging(settings.log_level, file=log_file)
+    except OSError as why:
+        raise SettingsError(f"--log-file: {log_file} cannot be written ({why.strerror}); choose another") from None
     ledger = TokenLedger(settings.tokens_path)
     keyring = Keyring(settings.keys_path, tokens=ledger.tokens)
     if (refusal := check_bind(settings, keyring.records)) is not None:
@@ -98,6 +103,8 @@ async def _serve(settings: Settings, keyring: Keyring, ledger: TokenLedger, list
         drain=drain_flag,
         cache=CacheAccess(control=dispatch, recorder=recorder),
     )
+    port = int(listener.getsockname()[1])
+    address = ServiceAddress(pid=os.getpid(), host=settings.host, port=port)
     server = _Server(
         uvicorn.Config(
             app,
@@ -106,12 +113,12 @@ async def _serve(settings: Settings, keyring: Keyring, ledger: TokenLedger, list
             lifespan="off",
             server_header=False,
             timeout_graceful_shutdown=_CONNECTIONS_CLOSE_SECONDS,
-        )
+        ),
+        when_started=lambda: tell_ready(service_url(settings, address)),
     )
     signals = _Signals()
     signals.listen()
-    port = int(listener.getsockname()[1])
-    announce_service(settings, ServiceAddress(pid=os.getpid(), host=settings.host, port=port))
+    announce_service(settings, address)
     _log.info("serving", host=settings.host, port=port, models=len(catalog.entries()), keys=len(keyring.records))
 
     dispatching = asyncio.create_task(dispatch.run())
@@ -126,6 +133,7 @@ async def _serve(settings: Settings, keyring: Keyring, ledger: TokenLedger, list
             _log.error("service_broke", dispatch_ended=dispatching.done(), server_ended=serving.done())
             return 1
         drain_flag.start()
+        tell_stopping()
         _log.info("stopping", drain_seconds=settings.drain_seconds)
         draining = asyncio.create_task(_drain(dispatch, settings, server, serving))
         hurry = asyncio.create_task(signals.second.wait())
@@ -193,6 +201,14 @@ def dispatch_settings(settings: Settings, environment: Mapping[str, str]) -> Dis
 
 class _Server(uvicorn.Server):
     """Leaves signals to this module: uvicorn would close its connections before the requests have drained."""
+
+    def __init__(self, config: uvicorn.Config, *, when_started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._when_started = when_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._when_started()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

@@ -15,13 +15,15 @@ ModelState = Literal["absent", "starting", "ready", "draining", "backing_off", "
 class LastExit(Struct, frozen=True, kw_only=True):
     """How a child ended last. Exactly one of `exit_code` and `signal` is set, unless it never started.
 
-    `stderr_tail` holds its last lines, which hold no prompt: children do not log prompts.
+    `last_words` is what it said on the socket before it ended. `stderr_tail` holds its last lines, which hold no
+    prompt: children do not log prompts.
     """
 
     reason: str
     at_unix: float
     exit_code: int | None = None
     signal: int | None = None
+    last_words: str | None = None
     stderr_tail: tuple[str, ...] = ()
 
 

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from gateway.cli_output import ConfigOption, console, settings_of, table
+from gateway.cli_output import ConfigOption, HomeOption, console, settings_of, table
 from gateway.config import Settings
 from gateway.control import ControlError, announced_service, ask_service, read_admin_token
 from gateway.durations import duration_text
@@ -22,11 +22,12 @@ _REFRESH_SECONDS = 1.0
 
 def show_top(
     config: ConfigOption = None,
+    home: HomeOption = None,
     *,
     once: Annotated[bool, typer.Option("--once", help="Print it once and end, for scripts.")] = False,
 ) -> None:
     """Who waits, for what, and how long still. Ends with Ctrl-C."""
-    settings = settings_of(config)
+    settings = settings_of(config, home)
     out = console()
     if once or not sys.stdout.isatty():
         out.print(_rows(_fetch(settings)))

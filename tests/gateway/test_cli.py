@@ -60,11 +60,11 @@ def assert_one_line(error: str, words: str) -> None:
 
 
 def test_keys_from_birth_to_death(mlxd: Command, home: Path):
-    """`keys add` shows the key once, on standard output alone; `list` shows names only; `remove` warns at the last."""
+    """`keys add` shows the key once, on standard output alone; `list` shows names only; `revoke` warns at the last."""
     code, key, remark = mlxd("keys", "add", "ann")
     assert code == 0
     key = key.strip()
-    record = match_key(list_keys(home / "keys.json"), key)
+    record = match_key(list_keys(home / "keys.toml"), key)
     assert record is not None
     assert record.name == "ann"
     assert key not in remark
@@ -73,9 +73,9 @@ def test_keys_from_birth_to_death(mlxd: Command, home: Path):
     code, _, error = mlxd("keys", "add", "ann")
     assert code == 1
     assert_one_line(error, "there is a key named 'ann'")
-    code, _, remark = mlxd("keys", "remove", "ann")
+    code, _, remark = mlxd("keys", "revoke", "ann")
     assert (code, "last key" in remark) == (0, True)
-    code, _, error = mlxd("keys", "remove", "ann")
+    code, _, error = mlxd("keys", "revoke", "ann")
     assert code == 1
     assert_one_line(error, "no key of that name")
 
@@ -97,7 +97,7 @@ def test_a_keys_classes_and_limits(mlxd: Command, home: Path):
         assert code == 1
         assert_one_line(error, words)
     assert mlxd("keys", "change", "ann", "--class", "urgent")[0] == 2
-    (ann,) = list_keys(home / "keys.json")
+    (ann,) = list_keys(home / "keys.toml")
     assert (ann.max_running, ann.max_queued, ann.tokens_per_day) == (None, None, 5000)
 
 
@@ -209,7 +209,10 @@ async def test_status_of_a_running_service(mlxd: Command, home: Path, hosts: dic
             for words in ("org/name", "ready", "4711", "killed by signal 9", f"process {os.getpid()}"):
                 assert words in table
             code, text, _ = await asyncio.to_thread(mlxd, "status", "--json")
-        assert json.loads(text)["models"][0]["process"]["pid"] == 4711
+        report = json.loads(text)
+        name = "studio.local" if hosts else "127.0.0.1"
+        assert (report["pid"], report["url"]) == (os.getpid(), f"http://{name}:{port}")
+        assert report["models"][0]["process"]["pid"] == 4711
         house.settings.admin_token_path.write_text("another")
         with pytest.raises(ControlError, match="answered 401"):
             await asyncio.to_thread(fetch_status, house.settings)

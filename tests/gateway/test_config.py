@@ -60,7 +60,7 @@ def test_an_empty_file_is_enough():
         ({"models_directories": ["ok", ""]}, "models_directories[1]: expected a path"),
         ({"runtime_directory": "/" + "x" * 100}, "runtime_directory: socket path"),
         ({"worker_command": []}, "worker_command: "),
-        ({"home": "/elsewhere"}, "home: not a setting; set the environment variable MLXD_HOME"),
+        ({"home": "/elsewhere"}, "home: not a setting; use --home or the environment variable MLXD_HOME"),
     ],
 )
 def test_a_refusal_names_file_key_and_what_is_allowed(document: dict[str, object], words: str):
@@ -122,7 +122,7 @@ def test_home_comes_from_the_environment():
     """MLXD_HOME wins; without it and HOME (a launchd daemon) the error says what to set."""
     assert home_directory({"MLXD_HOME": "/srv/mlxd", "HOME": "/root"}) == Path("/srv/mlxd")
     assert home_directory({"HOME": "/root"}) == Path("/root/.mlxd")
-    with pytest.raises(SettingsError, match="set MLXD_HOME"):
+    with pytest.raises(SettingsError, match="with --home or MLXD_HOME"):
         home_directory({})
 
 

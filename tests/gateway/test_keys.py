@@ -5,10 +5,12 @@ import multiprocessing
 import os
 import re
 import stat
+import tomllib
 from pathlib import Path
 
 import pytest
 import structlog
+import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -32,7 +34,7 @@ from protocol.latency import LatencyClass
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "keys.json"
+    return tmp_path / "keys.toml"
 
 
 def record(name: str, key: str) -> KeyRecord:
@@ -95,7 +97,7 @@ def test_others_must_not_read_the_file(path: Path):
         Keyring(path)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"keys": [{"name": "a"}]}', '{"version": 9}', '{"kys": []}'])
+@pytest.mark.parametrize("content", ["{", "= 1", '[[keys]]\nname = "a"', "version = 9", "kys = []", "keys = 1", "\x00"])
 def test_a_damaged_file_is_refused(path: Path, content: str):
     """Never guessed at, never overwritten."""
     path.write_text(content)
@@ -175,7 +177,7 @@ def test_a_crash_while_writing_leaves_the_old_file(path: Path, monkeypatch: pyte
     with pytest.raises(KeysError, match="No space left"):
         add_key(path, "bob", now_unix=0)
     assert path.read_bytes() == before
-    assert {entry.name for entry in path.parent.iterdir()} == {"keys.json", ".keys.json.lock"}
+    assert {entry.name for entry in path.parent.iterdir()} == {"keys.toml", ".keys.toml.lock"}
 
 
 def test_the_local_scope_survives_restarts(tmp_path: Path):
@@ -191,7 +193,7 @@ def test_an_old_file_is_read_and_has_no_limits(path: Path):
     """A record of before classes and limits: standard, up to interactive, unlimited; nothing rewrites it for that."""
     add_key(path, "ann", now_unix=0)
     content = path.read_text()
-    assert set(json.loads(content)["keys"][0]) == {"name", "sha256", "created_unix", "cache_salt"}
+    assert set(tomllib.loads(content)["keys"][0]) == {"name", "sha256", "created_unix", "cache_salt"}
     (ann,) = list_keys(path)
     assert (ann.classes, ann.limits) == (ClassRights(), KeyLimits())
     assert path.read_text() == content
@@ -227,8 +229,8 @@ def test_limits_that_mean_nothing_are_refused(path: Path, terms: dict[str, objec
     with pytest.raises(KeysError, match=words):
         change_key(path, "ann", lambda record: replace(record, **terms))
     assert path.read_text() == content
-    broken = json.loads(content)
+    broken = tomllib.loads(content)
     broken["keys"][0] |= terms
-    path.write_text(json.dumps(broken))
+    path.write_text(tomli_w.dumps(broken))
     with pytest.raises(KeysError, match=words):
         list_keys(path)
