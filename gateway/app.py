@@ -5,6 +5,7 @@ import time
 from litestar import Litestar
 
 from gateway.admission import ClassLimits, DayTokens
+from gateway.answering import Answering, Patience
 from gateway.cache_doors import CacheAccess, CacheDoors
 from gateway.cache_routes import cache_admin_router, cache_router
 from gateway.catalog import Catalog
@@ -13,7 +14,7 @@ from gateway.front_desk import FrontDesk
 from gateway.gate import DrainNotice, Gate, GateSecrets
 from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS
 from gateway.keys import Keyring
-from gateway.openai.routes import Patience, openai_router
+from gateway.openai.routes import openai_router
 from gateway.operations import operations_router
 from gateway.ports import Generator
 from gateway.request_routes import request_admin_router, request_router
@@ -79,6 +80,17 @@ def create_routes(
         clock=time.monotonic,
         unix_clock=time.time,
     )
+    answering = Answering(
+        generator,
+        catalog,
+        desk,
+        max_body_bytes=settings.limits.max_body_bytes,
+        unix_clock=time.time,
+        patience=Patience(
+            keepalive_seconds=settings.waiting.keepalive_seconds,
+            headers_seconds=settings.waiting.headers_seconds,
+        ),
+    )
     cache_routers = (
         []
         if cache_doors is None
@@ -92,17 +104,7 @@ def create_routes(
             operations_router(
                 catalog=catalog, status_source=status_source, context_limit=settings.worker.context_tokens
             ),
-            openai_router(
-                generator,
-                catalog,
-                desk,
-                max_body_bytes=settings.limits.max_body_bytes,
-                unix_clock=time.time,
-                patience=Patience(
-                    keepalive_seconds=settings.waiting.keepalive_seconds,
-                    headers_seconds=settings.waiting.headers_seconds,
-                ),
-            ),
+            openai_router(answering),
             request_router(desk),
             request_admin_router(desk),
             *cache_routers,

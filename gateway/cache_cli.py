@@ -43,8 +43,8 @@ from gateway.config import Settings, parse_byte_size
 from gateway.control import ControlError, ServiceAnswer, ask_service, read_admin_token
 from gateway.disk_worth import disk_worth
 from gateway.durations import duration_text, parse_duration_seconds
+from gateway.error_answers import OpenAIErrorBody
 from gateway.explain import Explanation
-from gateway.http_errors import OpenAIErrorBody
 from gateway.private_files import FileNotPrivate, read_private
 from gateway.recipes import load_recipe, render_recipe
 from protocol.disk_bench import DiskBench

@@ -14,6 +14,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from msgspec import UNSET, UnsetType
 
 from gateway import sse
+from gateway.answering import cannot_serve, pointing_at, send_answer, send_error, unless_disconnected
 from gateway.cache_doors import CacheDoors, CacheRefusal
 from gateway.cache_terms import (
     AdminCache,
@@ -32,11 +33,11 @@ from gateway.cache_terms import (
     pin_of,
 )
 from gateway.caller import Caller
+from gateway.error_answers import openai_error
 from gateway.front_desk import FrontDesk
-from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS, openai_error
+from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS
 from gateway.json_body import ClientGone, not_plain_json, read_json_body
 from gateway.openai.decode import decode, decode_plain
-from gateway.openai.routes import cannot_serve, pointing_at, send_answer, send_error, unless_disconnected
 from gateway.openai.translate import chat_to_generate, completion_to_generate
 from gateway.operations import requires_admin
 from protocol.failures import Failure, FailureKind
@@ -180,7 +181,7 @@ async def _answer_warm(
     caller: Caller = scope["state"]["caller"]
     accepted = body if isinstance(body, Failure) else desk.day_refusal(caller) or _accept_warm(doors, body, scope)
     if isinstance(accepted, Failure):
-        await send_error(send, accepted)
+        await send_error(send, openai_error(accepted))
         return
     prompt_field, model, warm, pin = accepted
     disconnected = asyncio.create_task(sse.until_disconnected(receive))
@@ -192,7 +193,7 @@ async def _answer_warm(
         case None:
             return
         case Failure():
-            await send_error(send, pointing_at(prompt_field, answer))
+            await send_error(send, openai_error(pointing_at(prompt_field, answer)))
         case CacheWarm():
             desk.charge(caller, answer.prompt_tokens)
             headers = [(b"content-type", b"application/json")]
@@ -246,7 +247,7 @@ def _accept_warm(
     if unservable is not None:
         return unservable
     pin = decoded.request.pin
-    warm = Warm(request_id=request_id, prompt=generate.prompt, cache=generate.cache, pin=pin_of(pin))
+    warm = Warm(request_id=request_id, prompt=generate[0].prompt, cache=generate[0].cache, pin=pin_of(pin))
     return "messages" if is_chat else "prompt", ModelName(decoded.request.model), warm, pin
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from gateway.admission import (
     ClassLimits,
     DayTokens,
+    KeyLimits,
     Load,
     RecentEnds,
     day_left_seconds,
@@ -21,11 +22,13 @@ from gateway.in_flight import InFlight, InFlightRequest, RequestView, log_fields
 from gateway.replies import Reply
 from gateway.status import StatusSource
 from protocol.failures import Failure
-from protocol.generation import Loading, RequestEvent
+from protocol.generation import Finished, Loading, RequestEvent
 from protocol.ids import ModelName, RequestId
 from protocol.latency import LatencyClass
 
-_ID_PREFIXES = ("req_", "chatcmpl-", "cmpl-")
+RateWords = Callable[[Load, KeyLimits], tuple[tuple[bytes, bytes], ...]]
+
+_ID_PREFIXES = ("req_", "chatcmpl-", "cmpl-", "msg_", "resp_")
 
 
 class FrontDesk:
@@ -82,11 +85,17 @@ class FrontDesk:
 
     def charge(self, caller: Caller, tokens: int) -> None:
         """The same work is done."""
-        self._tokens.charge(caller.key_name, tokens, unix_now=self._unix_clock())
+        self.charge_key(caller.key_name, tokens)
 
-    def headers(self, caller: Caller, latency_class: LatencyClass) -> tuple[tuple[bytes, bytes], ...]:
-        """What a limited key has left, as OpenAI's headers. Ask after `enter`."""
-        return rate_headers(self._load(caller, latency_class), caller.limits)
+    def charge_key(self, key_name: str, tokens: int) -> None:
+        """The same, by the key's name."""
+        self._tokens.charge(key_name, tokens, unix_now=self._unix_clock())
+
+    def headers(
+        self, caller: Caller, latency_class: LatencyClass, words: RateWords = rate_headers
+    ) -> tuple[tuple[bytes, bytes], ...]:
+        """What a limited key has left, in a dialect's own headers. Ask after `enter`."""
+        return words(self._load(caller, latency_class), caller.limits)
 
     def views(self, *, key_name: str | None = None) -> tuple[RequestView, ...]:
         """What is open: all of it, or one key's."""
@@ -164,16 +173,16 @@ class Place:
     def __init__(self, desk: FrontDesk, request: InFlightRequest) -> None:
         self._desk = desk
         self._request = request
-        self._reply: Reply | None = None
+        self._replies: list[Reply] = []
 
     async def turn(self) -> None:
         """Return when the key's limits let it go on to its model."""
         await self._desk.turn(self._request)
 
     def follow(self, reply: Reply) -> None:
-        """It was handed to its model."""
-        self._reply = reply
-        reply.watch(self._desk.advance)
+        """It was handed to its model. Of several choices, each: their tokens are one bill."""
+        self._replies.append(reply)
+        reply.watch(self._advance)
 
     @property
     def view(self) -> RequestView:
@@ -191,6 +200,12 @@ class Place:
 
     def leave(self) -> None:
         """Its last byte was sent, or nobody reads it any more. Idempotent."""
-        if self._reply is not None:
-            self._reply.cancel()
+        for reply in self._replies:
+            reply.cancel()
         self._desk.leave(self._request)
+
+    def _advance(self, event: RequestEvent) -> None:
+        if event.request_id == self._request.request_id:
+            self._desk.advance(event)
+        elif isinstance(event, Finished):
+            self._desk.charge_key(self._request.key_name, event.usage.completion_tokens)

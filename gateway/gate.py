@@ -10,7 +10,8 @@ from msgspec import Struct
 
 from gateway.auth import Admitted, House, Knock, admit, echoed_request_id
 from gateway.config import Settings
-from gateway.http_errors import openai_error, unexpected_failure
+from gateway.error_answers import openai_error
+from gateway.http_errors import unexpected_failure
 from gateway.keys import Keyring, match_key
 from protocol.failures import Failure, FailureKind
 from protocol.ids import RequestId

@@ -14,7 +14,7 @@ from litestar.handlers import BaseRouteHandler
 from msgspec import UNSET, Struct, UnsetType
 
 from gateway.catalog import Catalog, ModelEntry
-from gateway.http_errors import openai_error
+from gateway.error_answers import openai_error
 from gateway.status import CachestoreStatus, ModelState, ModelStatus, ServiceStatus, StatusSource
 from protocol.failures import Failure, FailureKind
 from protocol.ids import ModelName

@@ -15,7 +15,7 @@ from protocol.ids import Incarnation, RequestId
 _MAX_BYTES = 32 * 1024**2
 _MAX_PER_OWNER = 64
 _MAX_CLIENT_IDS = 4096
-_ID_PREFIXES = ("req_", "chatcmpl-", "cmpl-", "warm-")
+_ID_PREFIXES = ("req_", "chatcmpl-", "cmpl-", "msg_", "resp_", "warm-")
 
 _log = structlog.get_logger()
 

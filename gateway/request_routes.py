@@ -5,8 +5,9 @@ from litestar import Request, Response, Router, get
 from litestar.datastructures import State
 
 from gateway.caller import Caller
+from gateway.error_answers import openai_error
 from gateway.front_desk import FrontDesk
-from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS, openai_error
+from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS
 from gateway.in_flight import RequestView, RequestViews
 from gateway.operations import requires_admin
 from protocol.failures import Failure, FailureKind

@@ -1,4 +1,4 @@
-"""Server-sent events: their bytes, and sending them for as long as somebody listens.
+"""Server-sent events, sent for as long as somebody listens.
 
 Nothing here creates a task or arms a timer per event: a stream costs three tasks in all.
 """
@@ -9,11 +9,7 @@ from typing import Literal
 
 from litestar.types import Receive, Send
 
-KEEPALIVE = b": keepalive\n\n"
-"""A comment. Safe in every client, as long as no `id:` line was ever sent."""
-
-DONE = b"data: [DONE]\n\n"
-"""The last event of a whole OpenAI stream."""
+from gateway.event_bytes import KEEPALIVE
 
 HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -23,11 +19,6 @@ HEADERS = (
 """Of every event stream; the last one asks nginx not to collect."""
 
 StreamEnd = Literal["sent", "disconnected"]
-
-
-def data_event(payload: bytes) -> bytes:
-    """One event. `payload` is JSON on one line."""
-    return b"data: " + payload + b"\n\n"
 
 
 async def until_disconnected(receive: Receive) -> None:

@@ -9,10 +9,10 @@ from msgspec import UNSET, Struct, UnsetType
 
 from gateway.latency_class import ServiceTier
 from gateway.openai.waiting import PromptProgressObject
-from protocol.generation import CacheReport, Timings
+from protocol.generation import CacheReport, OutputWarning, Timings
 from protocol.ids import RequestId
 
-EndReason = Literal["stop", "length"]
+EndReason = Literal["stop", "length", "tool_calls"]
 
 
 class PromptTokensDetails(Struct, frozen=True, kw_only=True):
@@ -22,7 +22,7 @@ class PromptTokensDetails(Struct, frozen=True, kw_only=True):
 
 
 class CompletionTokensDetails(Struct, frozen=True, kw_only=True):
-    """Reasoning is not told apart yet."""
+    """`reasoning_tokens` is a part of `completion_tokens`."""
 
     reasoning_tokens: int = 0
 
@@ -38,11 +38,15 @@ class UsageObject(Struct, frozen=True, kw_only=True):
 
 
 class DetailsObject(Struct, frozen=True, kw_only=True):
-    """What mlxd knows beyond OpenAI's object, for who asks with the header `x-mlxd-details: 1`."""
+    """What mlxd knows beyond OpenAI's object, for who asks with the header `x-mlxd-details: 1`.
 
-    request_id: RequestId
-    timings: Timings
-    cache: CacheReport
+    `warnings` are there for everybody: a tool call that came back as text, or not quite as the model wrote it.
+    """
+
+    request_id: RequestId | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
+    cache: CacheReport | UnsetType = UNSET
+    warnings: tuple[OutputWarning, ...] | UnsetType = UNSET
 
 
 # --- chat ------------------------------------------------------------------------------------------------------------
@@ -72,16 +76,33 @@ class ChatLogprobs(Struct, frozen=True, kw_only=True):
     refusal: None = None
 
 
+class FunctionObject(Struct, frozen=True, kw_only=True):
+    """A called function. `arguments` is JSON in a string, as the model wrote it: it may be invalid."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallObject(Struct, frozen=True, kw_only=True):
+    """A call in a whole answer."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionObject
+
+
 class AssistantMessage(Struct, frozen=True, kw_only=True):
-    """The answer itself."""
+    """The answer itself. `content` is null when there are only calls."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallObject] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True, kw_only=True):
-    """The only choice."""
+    """One of the answers."""
 
     index: int = 0
     message: AssistantMessage
@@ -103,15 +124,33 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     mlxd: DetailsObject | UnsetType = UNSET
 
 
+class FunctionDelta(Struct, frozen=True, kw_only=True):
+    """A piece of a called function: the name in its first piece only."""
+
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallDelta(Struct, frozen=True, kw_only=True):
+    """A piece of a call: `id` and `type` in its first piece only."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionDelta
+
+
 class ChatDelta(Struct, frozen=True, kw_only=True):
     """What a chunk adds; empty in the last one."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, frozen=True, kw_only=True):
-    """The only choice's part in a chunk."""
+    """One choice's part in a chunk."""
 
     index: int = 0
     delta: ChatDelta
@@ -147,7 +186,7 @@ class LegacyLogprobsObject(Struct, frozen=True, kw_only=True):
 
 
 class TextChoice(Struct, frozen=True, kw_only=True):
-    """The only choice, or its part in a chunk."""
+    """One choice, or its part in a chunk."""
 
     index: int = 0
     text: str

@@ -47,9 +47,6 @@ _REFUSED = frozenset(
 
 _PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]*)`")
-_NOT_A_TOKEN = re.compile(r"[^A-Za-z0-9_.\-]")
-_NAMES_MAX = 16
-_NAME_MAX_CHARACTERS = 48
 
 
 class Decoded(Struct, Generic[Body], frozen=True, kw_only=True):
@@ -92,14 +89,6 @@ def decode_plain(body: bytes, body_type: type[Plain]) -> Plain | Failure:
         return _malformed(f"byte {why.start} is not UTF-8")
     except (msgspec.MsgspecError, ValueError, OverflowError) as why:
         return _malformed(str(why) if isinstance(why, msgspec.MsgspecError) else "a number is out of range")
-
-
-def ignored_header(names: tuple[str, ...]) -> str:
-    """Names of fields, made fit for a response header: few, short, and of token characters only."""
-    shown = [_NOT_A_TOKEN.sub("_", name[:_NAME_MAX_CHARACTERS]) for name in names[:_NAMES_MAX]]
-    if len(names) > _NAMES_MAX:
-        shown.append(f"+{len(names) - _NAMES_MAX}")
-    return ", ".join(shown)
 
 
 def _invalid_field(why: str) -> Failure:

@@ -28,6 +28,7 @@ COMPLETION_MAX_TOKENS = 16
 _INT_MAX = 2**31 - 1
 _STOPS_MAX = 4
 _DEPTH_MAX = 64
+_CHOICES_MAX = 32
 _DECIMAL = re.compile(r"[0-9]{1,10}")
 
 
@@ -41,7 +42,7 @@ class _Refusal(Exception):
 
 def chat_to_generate(
     request: ChatRequest, *, request_id: RequestId, cache_scope: bytes, disk_ttl_seconds: float | None = None
-) -> Generate | Failure:
+) -> tuple[Generate, ...] | Failure:
     """What a chat request asks of a worker. `cache_scope` and `disk_ttl_seconds` are the caller's own."""
     try:
         _refuse_unsupported(request)
@@ -51,7 +52,7 @@ def chat_to_generate(
             messages=tuple(_message(message, f"messages[{at}]") for at, message in enumerate(request.messages)),
             template_arguments=_plain(request.chat_template_kwargs or {}, "chat_template_kwargs"),
         )
-        return _generate(
+        return _choices(
             request,
             prompt,
             request_id=request_id,
@@ -65,11 +66,11 @@ def chat_to_generate(
 
 def completion_to_generate(
     request: CompletionRequest, *, request_id: RequestId, cache_scope: bytes, disk_ttl_seconds: float | None = None
-) -> Generate | Failure:
+) -> tuple[Generate, ...] | Failure:
     """What a completion request asks of a worker. The cache's arguments as in `chat_to_generate`."""
     try:
         _refuse_unsupported(request)
-        return _generate(
+        return _choices(
             request,
             _completion_prompt(request.prompt),
             request_id=request_id,
@@ -95,8 +96,7 @@ def _unsupported(param: str, message: str) -> _Refusal:
 def _refuse_unsupported(request: GenerationOptions) -> None:
     """Refuse what would change the answer and cannot be honoured. The same for both routes."""
     unsupported = {
-        "n": (request.n or 1) > 1,
-        "best_of": (request.best_of or 1) > 1,
+        "best_of": (request.best_of or 1) > (request.n or 1),
         "echo": bool(request.echo),
         "suffix": bool(request.suffix),
         "ignore_eos": bool(request.ignore_eos),
@@ -110,11 +110,13 @@ def _refuse_unsupported(request: GenerationOptions) -> None:
     for name, is_wanted in unsupported.items():
         if is_wanted:
             raise _unsupported(name, "this value is not supported by this server. Leave the field out.")
+    if (request.n or 1) > _CHOICES_MAX:
+        raise _invalid("n", f"at most {_CHOICES_MAX} choices. Ask for fewer, or send several requests.")
     if request.stream_options is not None and not request.stream:
         raise _invalid("stream_options", "is for streams only. Add `stream: true`, or leave it out.")
 
 
-def _generate(
+def _choices(
     request: GenerationOptions,
     prompt: Prompt,
     *,
@@ -122,8 +124,9 @@ def _generate(
     cache: CacheUse,
     max_tokens: int | None,
     top_logprobs: int | None,
-) -> Generate:
-    return Generate(
+) -> tuple[Generate, ...]:
+    """One command for each choice: they share their prompt's prefix in the worker, and differ in their seed."""
+    first = Generate(
         request_id=request_id,
         prompt=prompt,
         sampling=_sampling(request),
@@ -132,6 +135,16 @@ def _generate(
         stop_token_ids=tuple(request.stop_token_ids or ()),
         top_logprobs=top_logprobs,
         cache=cache,
+    )
+    return (first, *(_another(first, choice) for choice in range(1, request.n or 1)))
+
+
+def _another(first: Generate, choice: int) -> Generate:
+    seed = first.sampling.seed
+    return replace(
+        first,
+        request_id=RequestId(f"{first.request_id}-{choice}"),
+        sampling=replace(first.sampling, seed=None if seed is None else (seed + choice) % 2**64),
     )
 
 

@@ -8,7 +8,7 @@ from typing import assert_never
 
 from msgspec import Struct
 
-from gateway import sse
+from gateway.event_bytes import KEEPALIVE
 from gateway.in_flight import RequestView
 from protocol.generation import Prefilling
 
@@ -47,7 +47,7 @@ def waiting_comment(view: RequestView) -> bytes:
         words.append(f"eta={max(0, math.ceil(view.eta_seconds))}s")
     if view.held_by:
         words.append(f"held_by={view.held_by}")
-    return f": mlxd {' '.join(words)}\n\n".encode() if words else sse.KEEPALIVE
+    return f": mlxd {' '.join(words)}\n\n".encode() if words else KEEPALIVE
 
 
 def prompt_progress(event: Prefilling, *, prefill_seconds: float) -> PromptProgressObject:

@@ -75,11 +75,35 @@ def test_c01_the_newer_name_wins(client: httpx.Client) -> None:
     assert (answer.completion_tokens, answer.finish) == (3, "length")
 
 
-@pytest.mark.parametrize(("name", "value"), [("n", 2), ("n", 0), ("n", "1"), ("best_of", 2)])
+@pytest.mark.parametrize(("name", "value"), [("n", 33), ("n", 0), ("n", "1"), ("best_of", 2)])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_c02_never_silently_one_choice(client: httpx.Client, path: str, name: str, value: object) -> None:
-    """C02: more than one choice is refused, not answered with one."""
+    """C02: what cannot be had is refused, not answered with one choice."""
     refused(client, 400, name, path, **{name: value})
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_c02_as_many_choices_as_were_asked_for(client: httpx.Client, path: str) -> None:
+    """C02: n choices, each whole and under its own index, in one bill; a stream of them says the same."""
+    request = {"model": MODEL, "n": 3, "max_tokens": 300}
+    if path == CHAT:
+        request["messages"] = [{"role": "user", "content": "SC04"}]
+    else:
+        request["prompt"] = "SC04"
+    whole = client.post(path, json=request).json()
+    assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2]
+    texts = [choice["message"]["content"] if path == CHAT else choice["text"] for choice in whole["choices"]]
+    assert len(set(texts)) == 1
+    assert whole["usage"]["completion_tokens"] % 3 == 0
+    streamed = ["", "", ""]
+    finishes: list[int] = []
+    lines = client.post(path, json={**request, "stream": True}).text.split("\n\n")
+    assert lines[-2] == "data: [DONE]"
+    for line in lines[:-2]:
+        for choice in json.loads(line.removeprefix("data: "))["choices"]:
+            streamed[choice["index"]] += choice["delta"].get("content", "") if path == CHAT else choice["text"]
+            finishes += [choice["index"]] if choice["finish_reason"] else []
+    assert (streamed, sorted(finishes)) == (texts, [0, 1, 2])
 
 
 @pytest.mark.parametrize("value", [1, None])
@@ -342,7 +366,6 @@ def test_c11_null_is_no_model(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"n": 3}, "n"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}}, "response_format"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),

@@ -11,10 +11,11 @@ import uvicorn
 from litestar import Litestar
 
 from gateway.admission import ClassLimits, DayTokens
+from gateway.answering import Answering, Patience
 from gateway.caller import Caller
 from gateway.front_desk import FrontDesk
 from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS
-from gateway.openai.routes import Patience, openai_router
+from gateway.openai.routes import openai_router
 from gateway.ports import Generator
 from gateway.status import ServiceStatus, StatusSource
 from protocol.ids import RequestId
@@ -59,7 +60,7 @@ def openai_app(
     caller: Caller = ALICE,
 ) -> Any:
     """An ASGI app."""
-    router = openai_router(
+    answering = Answering(
         generator,
         FewModels(KnownModel(MODEL), KnownModel(BROKEN, problem="model.safetensors is missing")),
         desk or make_desk(),
@@ -68,7 +69,12 @@ def openai_app(
         patience=Patience(keepalive_seconds=keepalive_seconds, headers_seconds=headers_seconds),
         system_fingerprint="mlxd-test",
     )
-    inner = Litestar([router], exception_handlers=OPENAI_EXCEPTION_HANDLERS, openapi_config=None, logging_config=None)
+    inner = Litestar(
+        [openai_router(answering)],
+        exception_handlers=OPENAI_EXCEPTION_HANDLERS,
+        openapi_config=None,
+        logging_config=None,
+    )
     count = 0
 
     async def gate(scope: Any, receive: Any, send: Any) -> None:

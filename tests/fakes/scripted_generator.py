@@ -17,6 +17,7 @@ from protocol.generation import (
     RequestEvent,
     Timings,
     Usage,
+    Work,
 )
 from protocol.ids import ModelName, RequestId
 
@@ -55,7 +56,9 @@ class ScriptedGenerator:
         self.replies: list[Reply] = []
         self.cancelled: list[RequestId] = []
 
-    def submit(self, model: ModelName, generate: Generate) -> Reply:
+    def submit(self, model: ModelName, work: Work) -> Reply:
+        assert isinstance(work, Generate)
+        generate = work
         reply = Reply(generate.request_id, self._cancel)
         self.asked.append((model, generate))
         self.replies.append(reply)

@@ -23,7 +23,7 @@ from gateway.replies import Reply
 from gateway.request_recorder import RequestRecorder
 from gateway.status import CachestoreStatus, ModelStatus, ServiceStatus
 from protocol.blocks import BlockReply
-from protocol.generation import Delta, Finished, FinishReason, Generate, Queued, Timings, Usage, Warm, Warmed
+from protocol.generation import Delta, Finished, FinishReason, Generate, Queued, Timings, Usage, Warm, Warmed, Work
 from protocol.ids import Incarnation, ModelName, RequestId
 
 ADMIN_TOKEN = "admin-token-of-the-tests"
@@ -57,7 +57,9 @@ class AnsweringGenerator:
     warms: Literal["answered", "held"] = "answered"
     replies: list[Reply] = field(default_factory=list)
 
-    def submit(self, model: ModelName, generate: Generate | Warm) -> Reply:
+    def submit(self, model: ModelName, work: Work) -> Reply:
+        assert isinstance(work, Generate | Warm)
+        generate = work
         request_id = generate.request_id
         self.asked.append(generate)
         reply = Reply(request_id, self.cancelled.append)

@@ -7,7 +7,8 @@ import pytest
 import structlog
 from litestar import Litestar, get, post
 
-from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS, openai_error, unexpected_failure
+from gateway.error_answers import openai_error
+from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS, unexpected_failure
 from protocol.failures import Failure, FailureKind
 from tests.fakes.openai_app import call
 

@@ -8,9 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.openai.render import ChatStream, Envelope, TextStream, UsageChunk, chat_completion, text_completion
+from gateway.answer_parts import collect
+from gateway.dialects import Rendering
+from gateway.openai.chat_rendering import ChatRendering, UsageChunk
+from gateway.openai.envelope import Envelope
+from gateway.openai.text_rendering import TextRendering
 from protocol.failures import Failure, FailureKind
 from protocol.generation import (
+    AnswerEvent,
     ChosenLogprob,
     Delta,
     Failed,
@@ -48,16 +53,46 @@ def token(token_bytes: bytes, logprob: float = -0.5, *, top: Sequence[tuple[byte
     return ChosenLogprob(chosen=one(token_bytes, logprob), top=tuple(one(*other) for other in top))
 
 
+def streamed(rendering: Rendering, events: Sequence[RequestEvent]) -> list[Any]:
+    """As `gateway.answering` drives it, one choice."""
+    parts = [rendering.opening()]
+    for event in events:
+        match event:
+            case Failed(failure=failure):
+                parts.append(rendering.failed(failure))
+            case Prefilling():
+                parts.append(rendering.progress(event, 0.5))
+            case _:
+                parts.append(rendering.encode(event, 0))
+    if isinstance(events[-1], Finished):
+        parts.append(rendering.closing())
+    return [line if line == "[DONE]" else json.loads(line) for line in sse_data(b"".join(parts))]
+
+
+def chat(
+    usage: UsageChunk = "unasked", top_logprobs: int | None = None, envelope: Envelope = ENVELOPE
+) -> ChatRendering:
+    return ChatRendering(envelope, choices=1, usage=usage, progress="unasked", top_logprobs=top_logprobs)
+
+
+def text(usage: UsageChunk = "unasked", top_logprobs: int | None = None) -> TextRendering:
+    return TextRendering(ENVELOPE, choices=1, usage=usage, progress="unasked", top_logprobs=top_logprobs)
+
+
 def chat_chunks(*events: RequestEvent, usage: UsageChunk = "unasked") -> list[Any]:
-    stream = ChatStream(ENVELOPE, usage=usage)
-    data = sse_data(b"".join(stream.encode(event) for event in events))
-    return [line if line == "[DONE]" else json.loads(line) for line in data]
+    return streamed(chat(usage), events)
 
 
 def text_chunks(*events: RequestEvent, usage: UsageChunk = "unasked", top_logprobs: int | None = None) -> list[Any]:
-    stream = TextStream(ENVELOPE, usage=usage, top_logprobs=top_logprobs)
-    data = sse_data(b"".join(stream.encode(event) for event in events))
-    return [line if line == "[DONE]" else json.loads(line) for line in data]
+    return streamed(text(usage, top_logprobs), events)
+
+
+def chat_completion(events: Sequence[AnswerEvent], end: Finished, *, top_logprobs: int | None) -> Any:
+    return json.loads(chat(top_logprobs=top_logprobs).whole([collect(events, end)]))
+
+
+def text_completion(events: Sequence[AnswerEvent], end: Finished, *, top_logprobs: int | None) -> Any:
+    return json.loads(text(top_logprobs=top_logprobs).whole([collect(events, end)]))
 
 
 def test_a_chat_stream_from_first_chunk_to_done() -> None:
@@ -109,16 +144,14 @@ def test_a_failure_in_mid_stream_is_told_and_nothing_follows() -> None:
 def test_no_model_name_confuses_the_prebuilt_halves(model: str) -> None:
     """The text goes to its own place, whatever the name holds."""
     envelope = Envelope(id="x", created=1, model=model, system_fingerprint=None)
-    stream = ChatStream(envelope, usage="unasked")
-    stream.encode(QUEUED)
-    (line,) = sse_data(stream.encode(delta("hi")))
+    (line,) = sse_data(chat(envelope=envelope).encode(delta("hi"), 0))
     chunk = json.loads(line)
     assert (chunk["model"], chunk["choices"][0]["delta"]) == (model, {"content": "hi"})
 
 
 def test_the_whole_chat_answer() -> None:
     """Every key that the API has for a plain answer."""
-    answer = json.loads(chat_completion(ENVELOPE, [delta("Hel"), delta("lo")], finished(), top_logprobs=None))
+    answer = chat_completion([delta("Hel"), delta("lo")], finished(), top_logprobs=None)
     assert answer.pop("usage")["total_tokens"] == 10
     assert answer == {
         "id": "chatcmpl-1",
@@ -142,7 +175,7 @@ def test_chat_logprobs() -> None:
     first = token(b"Hi", -0.25, top=[(b"Hi", -0.25), (b"Yo", float("-inf"))])
     half = token(b"\xf0\x9f", -1.5)
     deltas = [delta("Hi", first), delta("", half)]
-    whole = json.loads(chat_completion(ENVELOPE, deltas, finished(), top_logprobs=2))["choices"][0]["logprobs"]
+    whole = chat_completion(deltas, finished(), top_logprobs=2)["choices"][0]["logprobs"]
     assert whole == {
         "content": [
             {
@@ -170,11 +203,11 @@ def test_legacy_logprobs() -> None:
         delta("🚀", token(b"\x9a\x80", -2.0)),
         delta("z", token(b"z", -3.0)),
     ]
-    whole = json.loads(text_completion(ENVELOPE, deltas, finished(), top_logprobs=1))["choices"][0]["logprobs"]
+    whole = text_completion(deltas, finished(), top_logprobs=1)["choices"][0]["logprobs"]
     assert whole["token_logprobs"] == [-0.5, -1.0, -2.0, -3.0]
     assert whole["text_offset"] == [0, 2, 2, 3]
     assert whole["top_logprobs"][0] == {"aé": -0.5, "b": -0.7}
-    none_asked = json.loads(text_completion(ENVELOPE, deltas, finished(), top_logprobs=0))["choices"][0]["logprobs"]
+    none_asked = text_completion(deltas, finished(), top_logprobs=0)["choices"][0]["logprobs"]
     assert none_asked["top_logprobs"] is None
     streamed = [chunk["choices"][0]["logprobs"] for chunk in text_chunks(*deltas, finished(), top_logprobs=1)[:-2]]
     assert [offset for part in streamed for offset in part["text_offset"]] == whole["text_offset"]
@@ -189,7 +222,7 @@ def test_a_joined_stream_equals_the_whole_answer(deltas: list[Delta], reason: Fi
     """Both modes of both routes say the same: text, logprobs, finish_reason and usage."""
     end = finished(reason)
     *chat, chat_usage, _ = chat_chunks(QUEUED, *deltas, end, usage="asked")
-    whole = json.loads(chat_completion(ENVELOPE, deltas, end, top_logprobs=0))
+    whole = chat_completion(deltas, end, top_logprobs=0)
     choices = [chunk["choices"][0] for chunk in chat]
     assert (
         "".join(choice["delta"].get("content", "") for choice in choices) == whole["choices"][0]["message"]["content"]
@@ -201,7 +234,7 @@ def test_a_joined_stream_equals_the_whole_answer(deltas: list[Delta], reason: Fi
     assert chat_usage["usage"] == whole["usage"]
 
     *texts, text_usage, _ = text_chunks(QUEUED, *deltas, end, usage="asked", top_logprobs=0)
-    whole = json.loads(text_completion(ENVELOPE, deltas, end, top_logprobs=0))
+    whole = text_completion(deltas, end, top_logprobs=0)
     choices = [chunk["choices"][0] for chunk in texts]
     assert "".join(choice["text"] for choice in choices) == whole["choices"][0]["text"]
     for key in ("tokens", "token_logprobs", "text_offset"):

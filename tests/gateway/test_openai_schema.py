@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.openai.decode import Decoded, decode, ignored_header
+from gateway.dialects import names_header
+from gateway.openai.decode import Decoded, decode
 from gateway.openai.schema import ChatRequest, CompletionRequest
 from protocol.failures import Failure, FailureKind
 
@@ -153,7 +154,7 @@ def test_what_is_ignored_is_named() -> None:
 @given(st.lists(st.text(), max_size=40))
 def test_the_header_of_ignored_names_is_bounded_and_harmless(names: list[str]) -> None:
     """Names come from the client: no line break or odd character gets into a header, and it stays short."""
-    header = ignored_header(tuple(names))
+    header = names_header(tuple(names))
     assert len(header) < 1024
     assert header.isascii()
     assert header.isprintable() or not header

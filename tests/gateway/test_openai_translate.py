@@ -39,14 +39,22 @@ def chat(*messages: Any, **fields: Any) -> Generate | Failure:
     decoded = decode(json.dumps(body).encode(), ChatRequest)
     if isinstance(decoded, Failure):
         return decoded
-    return chat_to_generate(decoded.request, request_id=ID, cache_scope=SCOPE)
+    return only(chat_to_generate(decoded.request, request_id=ID, cache_scope=SCOPE))
 
 
 def completion(prompt: Any, **fields: Any) -> Generate | Failure:
     decoded = decode(json.dumps({"model": "m", "prompt": prompt, **fields}).encode(), CompletionRequest)
     if isinstance(decoded, Failure):
         return decoded
-    return completion_to_generate(decoded.request, request_id=ID, cache_scope=SCOPE)
+    return only(completion_to_generate(decoded.request, request_id=ID, cache_scope=SCOPE))
+
+
+def only(translated: tuple[Generate, ...] | Failure) -> Generate | Failure:
+    """The command of a request for one choice."""
+    if isinstance(translated, Failure):
+        return translated
+    (generate,) = translated
+    return generate
 
 
 def good(generate: Generate | Failure) -> Generate:
@@ -149,7 +157,7 @@ def test_stop_strings(stop: Any, strings: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "kind"),
     [
-        ({"n": 2}, "n", FailureKind.UNSUPPORTED),
+        ({"n": 33}, "n", FailureKind.INVALID_REQUEST),
         ({"best_of": 2}, "best_of", FailureKind.UNSUPPORTED),
         ({"echo": True}, "echo", FailureKind.UNSUPPORTED),
         ({"suffix": "end"}, "suffix", FailureKind.UNSUPPORTED),
@@ -224,7 +232,7 @@ def test_a_salt_narrows_the_callers_own_scope() -> None:
     """Equal salts meet, others do not, and no salt reaches another caller's scope or the unsalted one."""
     decoded = decode(b'{"model":"m","messages":[{"role":"user","content":"x"}],"cache_salt":"s"}', ChatRequest)
     assert isinstance(decoded, Decoded)
-    of_bob = good(chat_to_generate(decoded.request, request_id=ID, cache_scope=b"scope of bob"))
+    of_bob = good(only(chat_to_generate(decoded.request, request_id=ID, cache_scope=b"scope of bob")))
     scopes = [good(chat(cache_salt=salt)).cache.scope for salt in ("s", "s", "t")]
     assert scopes[0] == scopes[1]
     assert len({*scopes, SCOPE, of_bob.cache.scope}) == 4

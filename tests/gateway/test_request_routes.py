@@ -16,7 +16,7 @@ from gateway.cli import main
 from gateway.config import prepare_directories
 from gateway.control import ServiceAddress, announce_service, open_port
 from gateway.replies import Reply
-from protocol.generation import Generate, Prefilling, Queued, Waiting, Warm
+from protocol.generation import Prefilling, Queued, Waiting, Work
 from protocol.ids import ModelName
 from tests.fakes.openai_app import until
 from tests.gateway.http_parts import ADMIN_TOKEN, House, build_house, make_model
@@ -30,9 +30,9 @@ class HoldingGenerator:
     def __init__(self) -> None:
         self.replies: list[Reply] = []
 
-    def submit(self, model: ModelName, generate: Generate | Warm) -> Reply:
-        reply = Reply(generate.request_id, lambda _: None)
-        reply.put(Queued(request_id=generate.request_id, prompt_tokens=9))
+    def submit(self, model: ModelName, work: Work) -> Reply:
+        reply = Reply(work.request_id, lambda _: None)
+        reply.put(Queued(request_id=work.request_id, prompt_tokens=9))
         self.replies.append(reply)
         return reply
 

@@ -28,6 +28,7 @@ from protocol.generation import (
     RequestEvent,
     Usage,
     Waiting,
+    Work,
 )
 from protocol.ids import ModelName
 from protocol.latency import LatencyClass
@@ -415,7 +416,7 @@ async def test_a_fault_leaves_no_place_behind() -> None:
     """A generator that raises is a 500, and its request is not in the book any more."""
 
     class Raising:
-        def submit(self, model: ModelName, generate: Generate) -> Reply:
+        def submit(self, model: ModelName, work: Work) -> Reply:
             raise RuntimeError("a fault")
 
     desk = make_desk()

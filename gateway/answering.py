@@ -1,0 +1,370 @@
+"""From a request's body to its answer's last byte, the same for every dialect: accept, admit, submit, render, send.
+
+A dialect (see `Dialect`) says how a body becomes work for a model, and how what the model says becomes bytes. All else
+is here: admission, headers, several choices of one request, a client that leaves, keepalives, errors at any moment.
+
+An answer is an ASGI app of its own rather than a Litestar response: it must hear that the client left while it
+waits, in both modes, and a stream must not pay for a task per token.
+
+A stream's status line goes out when the model has accepted the prompt, or has refused it. A model that takes long to
+say anything, since it loads for instance, is waited for only so long: then the stream begins, for all that can be
+checked without it has been, and a refusal that comes after is an error event with the same words.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from litestar.types import ASGIApp, Receive, Scope, Send
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gateway import sse
+from gateway.answer_parts import Collected, Parts
+from gateway.dialects import Accepted, Asked, Dialect, Header, Rendering, names_header
+from gateway.error_answers import ErrorAnswer
+from gateway.front_desk import FrontDesk, Place
+from gateway.http_errors import unexpected_failure
+from gateway.json_body import ClientGone, read_json_body
+from gateway.latency_class import CLASS_HEADER, class_asked, granted_class
+from gateway.ports import Generator, ModelLookup
+from gateway.replies import Reply
+from protocol.failures import Failure, FailureKind
+from protocol.generation import (
+    AnswerEvent,
+    Failed,
+    Finished,
+    Generate,
+    LastEvent,
+    Prefilling,
+    RequestEvent,
+    Waiting,
+    Warmed,
+)
+from protocol.ids import RequestId
+
+IGNORED_HEADER = b"x-mlxd-ignored-params"
+WARNINGS_HEADER = b"x-mlxd-warnings"
+DETAILS_HEADER = b"x-mlxd-details"
+
+Body = TypeVar("Body")
+Result = TypeVar("Result")
+
+
+class Patience(Struct, frozen=True, kw_only=True):
+    """How long a stream may be silent, and how long it may have no status line."""
+
+    keepalive_seconds: float = 10.0
+    headers_seconds: float = 30.0
+
+
+class _Opened(Struct, frozen=True, kw_only=True):
+    """A request that its model has answered for the first time: `first` is the first choice's event, or a failure."""
+
+    replies: tuple[Reply, ...]
+    first: RequestEvent
+
+
+class Answering:
+    """Answers requests. One for the whole gateway."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        models: ModelLookup,
+        desk: FrontDesk,
+        *,
+        max_body_bytes: int,
+        unix_clock: Callable[[], float],
+        patience: Patience,
+        system_fingerprint: str | None = None,
+    ) -> None:
+        self._generator = generator
+        self._models = models
+        self._desk = desk
+        self._max_body_bytes = max_body_bytes
+        self._unix_clock = unix_clock
+        self._patience = patience
+        self._system_fingerprint = system_fingerprint
+
+    def app(self, dialect: Dialect[Any]) -> ASGIApp:
+        """The ASGI app of one route. The gate before it has put `request_id`, `caller` and `log_fields` into the
+        scope's state."""
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            await self._answer(dialect, scope, receive, send)
+
+        return answer
+
+    def accept(self, dialect: Dialect[Body], body: bytes, asked: Asked) -> Accepted[Body] | Failure:
+        """Everything that can be known of a request without its model."""
+        accepted = dialect.accept(body, asked)
+        if isinstance(accepted, Failure):
+            return accepted
+        unservable = cannot_serve(self._models, accepted.model)
+        if unservable is not None:
+            return unservable
+        urgency = class_asked(asked.headers, service_tier=accepted.service_tier, priority=accepted.priority)
+        latency_class = granted_class(urgency, asked.caller.classes)
+        work = tuple(
+            replace(command, latency_class=latency_class, tenant=asked.caller.key_name)
+            if isinstance(command, Generate)
+            else command
+            for command in accepted.work
+        )
+        return replace(accepted, work=work, latency_class=latency_class)
+
+    def asked(self, scope: Scope) -> Asked:
+        """What a request's scope says of it."""
+        state = scope["state"]
+        headers = tuple((name.lower(), value) for name, value in scope["headers"])
+        return Asked(
+            request_id=state["request_id"],
+            caller=state["caller"],
+            headers=headers,
+            created_unix=int(self._unix_clock()),
+            system_fingerprint=self._system_fingerprint,
+            details="asked" if (DETAILS_HEADER, b"1") in headers else "unasked",
+        )
+
+    def enter(self, accepted: Accepted[Any], asked: Asked) -> Place | Failure:
+        """Ask for admission. Whoever gets a place must leave it."""
+        return self._desk.enter(
+            asked.caller,
+            request_id=asked.request_id,
+            model=accepted.model,
+            latency_class=accepted.latency_class,
+        )
+
+    async def run(self, accepted: Accepted[Any], place: Place) -> tuple[Collected, ...] | Failure:
+        """The whole answer, of each choice. Cancelling this cancels the work, once the place is left."""
+        opened = await self._open(place, accepted)
+        parts = [Parts() for _ in opened.replies]
+        ends: dict[int, Finished | Warmed] = {}
+        async for choice, event in _all_events(opened):
+            match event:
+                case Failed(failure=failure):
+                    return failure
+                case Finished() | Warmed():
+                    ends[choice] = event
+                case _:
+                    if isinstance(event, AnswerEvent):
+                        parts[choice].add(event)
+        return tuple(parts[choice].collected(ends[choice]) for choice in range(len(parts)))
+
+    # --- one request -------------------------------------------------------------------------------------------------
+
+    async def _answer(self, dialect: Dialect[Any], scope: Scope, receive: Receive, send: Send) -> None:
+        body = await read_json_body(scope["headers"], receive, max_body_bytes=self._max_body_bytes)
+        if isinstance(body, ClientGone):
+            return
+        asked = self.asked(scope)
+        accepted = body if isinstance(body, Failure) else self.accept(dialect, body, asked)
+        if isinstance(accepted, Failure):
+            await send_error(send, dialect.error(accepted, asked.request_id))
+            return
+        place = self.enter(accepted, asked)
+        headers = self._headers(dialect, accepted, asked)
+        if isinstance(place, Failure):
+            await send_error(send, dialect.error(place, asked.request_id), headers)
+            return
+        disconnected = asyncio.create_task(sse.until_disconnected(receive))
+        try:
+            match accepted.answer:
+                case "stream":
+                    await self._send_stream(dialect, accepted, asked, place, send, headers, disconnected)
+                case "whole":
+                    await self._send_whole(dialect, accepted, asked, place, send, headers, disconnected)
+        finally:
+            place.leave()
+            disconnected.cancel()
+            scope["state"].get("log_fields", {}).update(place.log_fields())
+
+    async def _open(self, place: Place, accepted: Accepted[Any]) -> _Opened:
+        """Hand it to its model when its key may, and hear whether the prompt is accepted. Progress before that is not
+        yet a yes."""
+        await place.turn()
+        replies = tuple(self._generator.submit(accepted.model, command) for command in accepted.work)
+        for reply in replies:
+            place.follow(reply)
+        first = await anext(replies[0])
+        while isinstance(first, Waiting):
+            first = await anext(replies[0])
+        return _Opened(replies=replies, first=first)
+
+    def _headers(self, dialect: Dialect[Any], accepted: Accepted[Any], asked: Asked) -> tuple[Header, ...]:
+        return (
+            (CLASS_HEADER, accepted.latency_class.value.encode()),
+            *self._desk.headers(asked.caller, accepted.latency_class, dialect.rate_headers),
+            *_ignored_headers(accepted.ignored),
+        )
+
+    async def _send_stream(
+        self,
+        dialect: Dialect[Any],
+        accepted: Accepted[Any],
+        asked: Asked,
+        place: Place,
+        send: Send,
+        headers: tuple[Header, ...],
+        disconnected: "asyncio.Task[None]",
+    ) -> None:
+        opening = asyncio.create_task(self._open(place, accepted))
+        try:
+            seconds = self._patience.headers_seconds
+            await asyncio.wait({opening, disconnected}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if opening.done() and isinstance(failed := opening.result().first, Failed):
+                failure = pointing_at(dialect.prompt_field, failed.failure)
+                await send_error(send, dialect.error(failure, asked.request_id), headers)
+                return
+            if disconnected.done():
+                return
+            rendering = dialect.rendering(accepted, asked)
+            await sse.send_stream(
+                send,
+                _encoded(rendering, opening, place, request_id=asked.request_id, prompt_field=dialect.prompt_field),
+                headers=headers,
+                disconnected=disconnected,
+                keepalive_seconds=self._patience.keepalive_seconds,
+                keepalive=lambda: rendering.keepalive(place.view),
+            )
+        finally:
+            opening.cancel()
+
+    async def _send_whole(
+        self,
+        dialect: Dialect[Any],
+        accepted: Accepted[Any],
+        asked: Asked,
+        place: Place,
+        send: Send,
+        headers: tuple[Header, ...],
+        disconnected: "asyncio.Task[None]",
+    ) -> None:
+        answers = await unless_disconnected(self.run(accepted, place), disconnected)
+        if answers is None:
+            return
+        if isinstance(answers, Failure):
+            failure = pointing_at(dialect.prompt_field, answers)
+            await send_error(send, dialect.error(failure, asked.request_id), headers)
+            return
+        body = dialect.rendering(accepted, asked).whole(answers)
+        warnings = _warnings_headers(answers)
+        await send_answer(send, 200, [(b"content-type", b"application/json"), *headers, *warnings], body)
+
+
+def cannot_serve(models: ModelLookup, name: str) -> Failure | None:
+    """Why no request for this model can be run, before anything is started for it."""
+    model = models.find(name)
+    if model is None:
+        return Failure(
+            kind=FailureKind.MODEL_NOT_FOUND,
+            message=f"No model `{name[:128]}` here. GET /v1/models lists those there are.",
+            param="model",
+        )
+    if model.problem is not None:
+        return Failure(
+            kind=FailureKind.MODEL_UNAVAILABLE,
+            message=f"This model cannot be served: {model.problem}",
+            param="model",
+        )
+    return None
+
+
+async def unless_disconnected(
+    waited_for: Coroutine[Any, Any, Result], disconnected: "asyncio.Task[None]"
+) -> Result | None:
+    """The result, or None as soon as the client is gone."""
+    task = asyncio.create_task(waited_for)
+    try:
+        await asyncio.wait({task, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+
+
+def pointing_at(prompt_field: str, failure: Failure) -> Failure:
+    """The worker does not know how this API names the prompt."""
+    if failure.kind is FailureKind.CONTEXT_LENGTH_EXCEEDED:
+        return replace(failure, param=prompt_field)
+    return failure
+
+
+async def send_error(send: Send, answer: ErrorAnswer, more_headers: Sequence[Header] = ()) -> None:
+    """A whole answer that says what went wrong."""
+    headers = [(name.encode(), value.encode()) for name, value in answer.headers]
+    await send_answer(send, answer.status, [*headers, *more_headers], answer.body)
+
+
+async def send_answer(send: Send, status: int, headers: Sequence[Header], body: bytes) -> None:
+    """A whole answer."""
+    headers = [*headers, (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+# --- inside ----------------------------------------------------------------------------------------------------------
+
+
+async def _encoded(
+    rendering: Rendering,
+    opening: "asyncio.Task[_Opened]",
+    place: Place,
+    *,
+    request_id: RequestId,
+    prompt_field: str,
+) -> AsyncIterator[bytes]:
+    """The stream's bytes. After the status line even a fault of ours can only be told in an event."""
+    try:
+        yield rendering.opening()
+        async for choice, event in _all_events(await opening):
+            match event:
+                case Failed(failure=failure):
+                    yield rendering.failed(pointing_at(prompt_field, failure))
+                    return
+                case Prefilling() if choice == 0:
+                    yield rendering.progress(event, place.prefill_seconds)
+                case _:
+                    yield rendering.encode(event, choice)
+        yield rendering.closing()
+    except Exception as error:  # noqa: BLE001 - logged, and told to the client
+        yield rendering.failed(unexpected_failure(error, request_id))
+
+
+async def _all_events(opened: _Opened) -> AsyncGenerator[tuple[int, RequestEvent]]:
+    """The events of all choices as they come, until all have ended or one has failed."""
+    yield 0, opened.first
+    if len(opened.replies) == 1:  # the usual case, without a task for each event
+        if not isinstance(opened.first, LastEvent):
+            async for event in opened.replies[0]:
+                yield 0, event
+        return
+    pending = {
+        asyncio.ensure_future(anext(reply)): choice
+        for choice, reply in enumerate(opened.replies)
+        if choice > 0 or not isinstance(opened.first, LastEvent)
+    }
+    try:
+        while pending:
+            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                choice = pending.pop(task)
+                event = task.result()
+                if not isinstance(event, LastEvent):
+                    pending[asyncio.ensure_future(anext(opened.replies[choice]))] = choice
+                yield choice, event
+                if isinstance(event, Failed):
+                    return
+    finally:
+        for task in pending:
+            task.cancel()
+
+
+def _ignored_headers(ignored: tuple[str, ...]) -> tuple[Header, ...]:
+    return ((IGNORED_HEADER, names_header(ignored).encode()),) if ignored else ()
+
+
+def _warnings_headers(answers: Sequence[Collected]) -> tuple[Header, ...]:
+    ends = (answer.end for answer in answers)
+    warnings = {warning: None for end in ends if isinstance(end, Finished) for warning in end.warnings}
+    return ((WARNINGS_HEADER, names_header(tuple(warnings)).encode()),) if warnings else ()

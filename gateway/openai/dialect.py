@@ -1,0 +1,122 @@
+"""OpenAI's two generation routes as dialects of `gateway.answering`. Decides only."""
+
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from msgspec import UNSET
+
+from gateway.admission import KeyLimits, Load, rate_headers
+from gateway.dialects import Accepted, Asked, Header
+from gateway.error_answers import ErrorAnswer, openai_error
+from gateway.latency_class import service_tier_of
+from gateway.openai.chat_rendering import ChatRendering
+from gateway.openai.decode import decode
+from gateway.openai.envelope import Envelope
+from gateway.openai.schema import ChatRequest, CompletionRequest, GenerationOptions
+from gateway.openai.text_rendering import TextRendering
+from gateway.openai.translate import chat_to_generate, completion_to_generate
+from protocol.failures import Failure
+from protocol.generation import Generate
+from protocol.ids import ModelName, RequestId
+
+Body = TypeVar("Body", bound=GenerationOptions)
+Asking = TypeVar("Asking", bound=GenerationOptions, contravariant=True)
+
+
+class _Translate(Protocol[Asking]):
+    def __call__(
+        self, request: Asking, *, request_id: RequestId, cache_scope: bytes, disk_ttl_seconds: float | None = None
+    ) -> tuple[Generate, ...] | Failure: ...
+
+
+class OpenAIDialect(Generic[Body]):
+    """One of the two routes: they differ in schema, translation and rendering."""
+
+    def __init__(
+        self,
+        *,
+        request_type: type[Body],
+        translate: _Translate[Body],
+        id_prefix: str,
+        prompt_field: str,
+        rendering: Callable[..., ChatRendering | TextRendering],
+        tells_service_tier: bool,
+    ) -> None:
+        self.prompt_field = prompt_field
+        self._request_type = request_type
+        self._translate = translate
+        self._id_prefix = id_prefix
+        self._rendering = rendering
+        self._tells_service_tier = tells_service_tier
+
+    def accept(self, body: bytes, asked: Asked) -> Accepted[Body] | Failure:
+        """See `Dialect`."""
+        decoded = decode(body, self._request_type)
+        if isinstance(decoded, Failure):
+            return decoded
+        request = decoded.request
+        work = self._translate(
+            request,
+            request_id=asked.request_id,
+            cache_scope=asked.caller.cache_scope,
+            disk_ttl_seconds=asked.caller.cache_ttl_seconds,
+        )
+        if isinstance(work, Failure):
+            return work
+        return Accepted(
+            request=request,
+            model=ModelName(request.model),
+            work=work,
+            answer="stream" if request.stream else "whole",
+            service_tier=request.service_tier,
+            priority=request.priority,
+            ignored=decoded.ignored,
+        )
+
+    def rendering(self, accepted: Accepted[Body], asked: Asked) -> ChatRendering | TextRendering:
+        """See `Dialect`."""
+        request = accepted.request
+        first = accepted.work[0]
+        options = request.stream_options
+        envelope = Envelope(
+            id=self._id_prefix + asked.request_id.removeprefix("req_"),
+            created=asked.created_unix,
+            model=request.model,
+            system_fingerprint=asked.system_fingerprint,
+            details_of=asked.request_id if asked.details == "asked" else None,
+            service_tier=service_tier_of(accepted.latency_class) if self._tells_service_tier else UNSET,
+        )
+        return self._rendering(
+            envelope,
+            choices=len(accepted.work),
+            usage="asked" if options is not None and options.include_usage else "unasked",
+            progress="asked" if request.return_progress else "unasked",
+            top_logprobs=first.top_logprobs if isinstance(first, Generate) else None,
+        )
+
+    def error(self, failure: Failure, request_id: RequestId) -> ErrorAnswer:
+        """See `Dialect`."""
+        del request_id  # is in a header already
+        return openai_error(failure)
+
+    def rate_headers(self, load: Load, limits: KeyLimits) -> tuple[Header, ...]:
+        """See `Dialect`."""
+        return rate_headers(load, limits)
+
+
+CHAT = OpenAIDialect(
+    request_type=ChatRequest,
+    translate=chat_to_generate,
+    id_prefix="chatcmpl-",
+    prompt_field="messages",
+    rendering=ChatRendering,
+    tells_service_tier=True,
+)
+COMPLETIONS = OpenAIDialect(
+    request_type=CompletionRequest,
+    translate=completion_to_generate,
+    id_prefix="cmpl-",
+    prompt_field="prompt",
+    rendering=TextRendering,
+    tells_service_tier=False,
+)
