@@ -19,11 +19,12 @@ from protocol.ids import BlockKey, RequestId
 from worker.detokenizer import token_bytes
 from worker.engine import Drawn
 from worker.mlx_blocks import KVArrays, KVLayout, block_bytes
+from worker.mlx_masks import allowed_tokens
 from worker.mlx_model import LoadedModel
 from worker.mlx_sampling import BatchSampler
 from worker.mlx_state import leaves, resume, row_snapshot, shape_of, snapshot, state_bytes
 from worker.prefix_index import Block, BlockUse, State
-from worker.sequence import BooksDoNotAddUp, Prepared
+from worker.sequence import BooksDoNotAddUp, Matcher, Prepared
 
 log = structlog.get_logger()
 
@@ -152,28 +153,50 @@ class MlxEngine:
         self._alone[request_id] = row
 
     def decode(self) -> list[Drawn]:
-        inputs, logprobs, unread = self._inputs, self._logprobs, [row.is_unread for row in self._rows]
-        if inputs is None:
+        if self._inputs is None:
             return []
-        if not all(row.ends_with_next_read for row in self._rows):
-            self._launch(inputs)
-        else:
-            self._mark_read()
         self._steps += 1
         if self._steps % _CLEAR_EVERY_STEPS == 0:
             mx.clear_cache()
+        if all(row.ends_with_next_read for row in self._rows):
+            return self.read()
+        logits = self._model(self._inputs[:, None], cache=self._caches)[:, -1, :]
+        if self._matchers:
+            # What may come next depends on the token before: it is read while the device computes these logits.
+            mx.async_eval(logits)
+            drawn = self.read()
+            self._draw(logits)
+            return drawn
+        inputs, logprobs, unread = self._inputs, self._logprobs, [row.is_unread for row in self._rows]
+        self._draw(logits)
         return self._read(inputs, logprobs, unread)
 
     def read(self) -> list[Drawn]:
         if self._inputs is None:
             return []
         unread = [row.is_unread for row in self._rows]
-        self._mark_read()
-        return self._read(self._inputs, self._logprobs, unread)
-
-    def _mark_read(self) -> None:
         for row in self._rows:
             row.is_unread = False
+        return self._read(self._inputs, self._logprobs, unread)
+
+    @property
+    def _matchers(self) -> dict[int, Matcher]:
+        """By row."""
+        return {index: row.prepared.matcher for index, row in enumerate(self._rows) if row.prepared.matcher is not None}
+
+    def _draw(self, logits: mx.array) -> None:
+        """Launch the rows' draws from their lazy logits. While a row has a matcher, what it drew before was read."""
+        allowed = None
+        if matchers := self._matchers:
+            mx.async_eval(logits)  # the device is busy while masks are made
+            allowed = allowed_tokens(matchers, logits.shape)
+        positions = [row.drawn + row.is_unread for row in self._rows]
+        self._inputs = self._sampler.draw(logits, positions, allowed)
+        self._logprobs = self._top_logprobs(logits, self._inputs) if any(r.wants_logprobs for r in self._rows) else None
+        mx.async_eval(self._inputs, self._logprobs, self._sampler.state, [cache.state for cache in self._caches])
+        for row in self._rows:
+            row.held += 1
+            row.is_unread = True
 
     def _read(self, tokens: mx.array, logprobs: tuple[mx.array, ...] | None, unread: list[bool]) -> list[Drawn]:
         if not any(unread):
@@ -187,6 +210,8 @@ class MlxEngine:
                 continue
             row.token_ids.append(token_id)
             row.drawn += 1
+            if row.prepared.matcher is not None:
+                row.prepared.matcher.consume(token_id)
             chosen = None
             if row.wants_logprobs and read is not None:
                 logprob, ids, values = (part[index] for part in read)
@@ -263,16 +288,6 @@ class MlxEngine:
     def _find(self, request_id: RequestId) -> Row:
         row = self._alone.get(request_id)
         return row or next(row for row in self._rows if row.prepared.request_id == request_id)
-
-    def _launch(self, inputs: mx.array) -> None:
-        logits = self._model(inputs[:, None], cache=self._caches)[:, -1, :]
-        positions = [row.drawn + row.is_unread for row in self._rows]
-        self._inputs = self._sampler.draw(logits, positions)
-        self._logprobs = self._top_logprobs(logits, self._inputs) if any(r.wants_logprobs for r in self._rows) else None
-        mx.async_eval(self._inputs, self._logprobs, self._sampler.state, [cache.state for cache in self._caches])
-        for row in self._rows:
-            row.held += 1
-            row.is_unread = True
 
     def _top_logprobs(self, logits: mx.array, tokens: mx.array) -> tuple[mx.array, ...]:
         """Of each row: the drawn token's logprob `[rows]`, the best ids and their logprobs `[rows, k]`, best first."""

@@ -65,9 +65,14 @@ class BatchSampler:
             matrix = getattr(self, name)
             setattr(self, name, matrix[index] if needed and matrix is not None else None)
 
-    def draw(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
-        """`logits [rows, vocabulary]` → tokens `[rows]`, lazy. `positions` count a row's draws from 0."""
+    def draw(self, logits: mx.array, positions: Sequence[int], allowed: mx.array | None = None) -> mx.array:
+        """`logits [rows, vocabulary]` → tokens `[rows]`, lazy. `positions` count a row's draws from 0.
+
+        `allowed [rows, vocabulary]`: no other token is drawn, whatever penalties and biases say.
+        """
         logits = self._penalised(logits.astype(mx.float32))
+        if allowed is not None:
+            logits = mx.where(allowed, logits, _NEVER)
         greedy = mx.argmax(logits, axis=-1)
         if all(row.temperature == 0 for row in self._rows):
             tokens = greedy

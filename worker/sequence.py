@@ -2,6 +2,7 @@
 
 import enum
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from protocol.generation import Generate, Timings, Warm
 from protocol.ids import GRAIN_TOKENS, Grain, RequestId
@@ -12,6 +13,18 @@ class BooksDoNotAddUp(Exception):
     """An invariant of the worker's own state is broken: a fault of ours, and no state to go on from."""
 
 
+class Matcher(Protocol):
+    """Where a row's answer stands in the grammar that it must keep to. It goes forward only, with its row."""
+
+    def consume(self, token_id: int) -> None:
+        """The row drew this."""
+        ...
+
+    def next_mask(self) -> bytes:
+        """Which tokens may follow: a bit for each of the vocabulary, the lowest first, and at least one of them set."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
     """What the text plane makes of a `Generate`: its tokens, its end, and the names of its prefix.
@@ -20,6 +33,7 @@ class Prepared:
     `boundaries` are positions in the prompt at which a later prompt is likely to part from it, ascending, multiples of
     GRAIN_TOKENS. `warm` is set when the request only fills the cache; `request` then draws nothing.
     `max_tokens` is resolved: never beyond the context. `arrived` is on the worker's monotonic clock, in seconds.
+    `matcher` is this row's own; without one it may say anything.
     """
 
     request: Generate
@@ -31,6 +45,7 @@ class Prepared:
     message_starts: tuple[int, ...] = ()
     boundaries: tuple[int, ...] = ()
     warm: Warm | None = None
+    matcher: Matcher | None = None
 
     @property
     def request_id(self) -> RequestId:

@@ -55,7 +55,7 @@ def reference_support(logits: Logits, sampling: Sampling) -> set[int]:
     p /= p.sum()
     before = 0.0
     for token in order:
-        if before >= sampling.top_p and before > 0:
+        if sampling.top_p < 1 and before >= sampling.top_p and before > 0:
             kept[token] = False
         before += p[token]
     return set(np.flatnonzero(kept).tolist())
