@@ -14,14 +14,15 @@ from gateway.front_desk import FrontDesk
 from gateway.gate import DrainNotice, Gate, GateSecrets
 from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS
 from gateway.keys import Keyring
+from gateway.model_routes import model_admin_router
 from gateway.openai.routes import openai_router
 from gateway.operations import operations_router
-from gateway.ports import Generator
+from gateway.ports import Generator, ModelControl
 from gateway.request_routes import request_admin_router, request_router
 from gateway.status import StatusSource
 
 
-def create_app(
+def create_app(  # noqa: PLR0913  (the parts of a whole service)
     *,
     settings: Settings,
     keyring: Keyring,
@@ -31,6 +32,7 @@ def create_app(
     secrets: GateSecrets,
     drain: DrainNotice,
     cache: CacheAccess,
+    model_control: ModelControl,
 ) -> Gate:
     """The ASGI app to serve."""
     doors = CacheDoors(
@@ -50,6 +52,7 @@ def create_app(
             status_source=status_source,
             cache_doors=doors,
             tokens=keyring.tokens,
+            model_control=model_control,
         ),
         settings=settings,
         keyring=keyring,
@@ -67,6 +70,7 @@ def create_routes(
     status_source: StatusSource,
     cache_doors: CacheDoors | None = None,
     tokens: DayTokens | None = None,
+    model_control: ModelControl | None = None,
 ) -> Litestar:
     """What lies behind the gate. Never serve it without one: it lets everybody in."""
     desk = FrontDesk(
@@ -99,6 +103,11 @@ def create_routes(
             cache_admin_router(cache_doors),
         ]
     )
+    model_routers = (
+        []
+        if model_control is None
+        else [model_admin_router(models=catalog, control=model_control, status_source=status_source)]
+    )
     return Litestar(
         route_handlers=[
             operations_router(
@@ -108,6 +117,7 @@ def create_routes(
             request_router(desk),
             request_admin_router(desk),
             *cache_routers,
+            *model_routers,
         ],
         exception_handlers=OPENAI_EXCEPTION_HANDLERS,
         request_max_body_size=settings.limits.max_body_bytes,

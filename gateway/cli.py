@@ -15,6 +15,7 @@ from gateway.config import SettingsError, load_settings
 from gateway.control import ControlError
 from gateway.keys import KeysError
 from gateway.keys_cli import keys_app
+from gateway.models_cli import load_model, restart_model, unload_model
 from gateway.operations import mlxd_version
 from gateway.recipes import RecipeError
 from gateway.status_cli import show_status
@@ -40,6 +41,9 @@ app.command("warm")(warm_prefix)
 app.command("explain")(explain_request)
 app.command("top")(show_top)
 app.command("status")(show_status)
+app.command("load")(load_model)
+app.command("unload")(unload_model)
+app.command("restart")(restart_model)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

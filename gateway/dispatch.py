@@ -16,7 +16,7 @@ import structlog
 from msgspec import Struct
 
 from gateway.cachestore_child import CachestoreChild, CachestoreSettings, last_exit
-from gateway.fleet import Fleet, shutting_down
+from gateway.fleet import Fleet, shutting_down, stranded
 from gateway.fleet_terms import (
     AdmissionClosed,
     AnswerHello,
@@ -48,6 +48,7 @@ from gateway.fleet_terms import (
     WorkerStuck,
 )
 from gateway.model_status import ModelFacts, model_status
+from gateway.model_waiters import ModelWaiters, Outcome
 from gateway.open_requests import OpenRequest, OpenRequests
 from gateway.ports import CacheOrder, CacheQuestion
 from gateway.processes import ChildExit, ChildProcess, spawn
@@ -152,6 +153,17 @@ class _Ordered(Struct, frozen=True, kw_only=True):
     order: CacheOrder
 
 
+class _LoadAsked(Struct, frozen=True, kw_only=True):
+    model: ModelName
+    weight_bytes: int
+    outcome: Outcome
+
+
+class _UnloadAsked(Struct, frozen=True, kw_only=True):
+    model: ModelName
+    outcome: Outcome
+
+
 class _BooksWanted(Struct, frozen=True, kw_only=True):
     """`nonces` are filled in by the loop, and emptied as the Pongs come."""
 
@@ -178,7 +190,17 @@ class _Stopped(Struct, frozen=True, kw_only=True):
 
 
 _Inbox = (
-    _Submitted | _Cancelled | _Ordered | _BooksWanted | _Said | _Exited | _DrainDeadlinePassed | _Stopped | FleetEvent
+    _Submitted
+    | _Cancelled
+    | _Ordered
+    | _LoadAsked
+    | _UnloadAsked
+    | _BooksWanted
+    | _Said
+    | _Exited
+    | _DrainDeadlinePassed
+    | _Stopped
+    | FleetEvent
 )
 
 
@@ -217,6 +239,7 @@ class Dispatch:
         self._unix_clock = unix_clock
         self._fleet = Fleet(settings.fleet, settings.first_incarnation)
         self._open = OpenRequests()
+        self._waiters = ModelWaiters()
         self._workers: dict[Incarnation, _Worker] = {}
         self._worker_tasks: set[asyncio.Task[None]] = set()
         self._last_exits: dict[ModelName, LastExit] = {}
@@ -256,6 +279,19 @@ class Dispatch:
     def unload(self, model: ModelName) -> None:
         """End this model's process after its open requests. Also lets a model that was given up start again."""
         self._post(StopAsked(model=model))
+
+    async def load_and_wait(self, model: ModelName) -> Failure | None:
+        """Load a model; None once it is ready, else why it is not. One that was given up waits as a request would."""
+        folder = self._folders.find(model)
+        if folder is None or folder.problem is not None:
+            return _cannot_serve(model, None if folder is None else folder.problem)
+        outcome: Outcome = asyncio.get_running_loop().create_future()
+        return await self._outcome(_LoadAsked(model=model, weight_bytes=folder.weight_bytes, outcome=outcome), outcome)
+
+    async def unload_and_wait(self, model: ModelName) -> Failure | None:
+        """As `unload`; None once the process that it has now is gone, at once if it has none."""
+        outcome: Outcome = asyncio.get_running_loop().create_future()
+        return await self._outcome(_UnloadAsked(model=model, outcome=outcome), outcome)
 
     def tell(self, model: ModelName, order: CacheOrder) -> Literal["told", "not_loaded"]:
         """Order a model's process. A budget holds for its later processes, too; everything else dies with a process."""
@@ -331,6 +367,11 @@ class Dispatch:
                     await self._cancelled(request_id, hands)
                 case _Ordered(model=model, order=order):
                     await self._ordered(model, order, hands)
+                case _LoadAsked(model=model, weight_bytes=weight_bytes, outcome=outcome):
+                    self._waiters.wait_for_load(model, outcome)
+                    await self._tell_fleet(ModelWanted(model=model, weight_bytes=weight_bytes), hands)
+                case _UnloadAsked(model=model, outcome=outcome):
+                    await self._unload_asked(model, outcome, hands)
                 case _BooksWanted():
                     await self._want_books(entry, hands)
                 case _Said(peer=peer, message=message):
@@ -363,6 +404,12 @@ class Dispatch:
             await self._unread_room.acquire()
             self._post(_Said(peer=peer, message=message))
 
+    async def _outcome(self, asked: _LoadAsked | _UnloadAsked, outcome: Outcome) -> Failure | None:
+        if self._done.is_set():
+            return shutting_down()
+        self._post(asked)
+        return await outcome
+
     def _post(self, entry: _Inbox) -> None:
         self._inbox.put_nowait(entry)
 
@@ -374,6 +421,9 @@ class Dispatch:
             entry = self._inbox.get_nowait()
             if isinstance(entry, _Submitted):
                 _fail(entry.request, shutting_down())
+            elif isinstance(entry, (_LoadAsked, _UnloadAsked)) and not entry.outcome.done():
+                entry.outcome.set_result(shutting_down())
+        self._waiters.give_up(shutting_down())
         for request in self._open.everything():
             self._open.remove(request)
             _fail(request, shutting_down())
@@ -420,12 +470,27 @@ class Dispatch:
         _fail(request, Failure(kind=FailureKind.CANCELLED, message="the client is gone"))
         if request.incarnation is None:
             self._open.remove(request)
-            if not self._open.waiting(request.model):
+            if not self._open.waiting(request.model) and not self._waiters.wanted(request.model):
                 await self._tell_fleet(WaitersLeft(model=request.model), hands)
             return
         self._open.cancel(request)
         # When the process is gone its exit takes the request out of the book.
         await hands.send_if_there(request.incarnation, Cancel(request_id=request_id))
+
+    async def _unload_asked(self, model: ModelName, outcome: Outcome, hands: "_Hands") -> None:
+        incarnation = self._fleet.incarnation(model)
+        await self._tell_fleet(StopAsked(model=model), hands)
+        if incarnation is None:
+            outcome.set_result(None)
+            return
+        self._waiters.wait_for_end(incarnation, outcome)
+        self._tell_if_stranded(model)
+
+    def _tell_if_stranded(self, model: ModelName) -> None:
+        """Nobody waits for the end of a process that does not die."""
+        state = self._fleet.state(model)
+        if isinstance(state, Draining) and state.rung == "stranded":
+            self._waiters.does_not_end(state.incarnation, stranded(model))
 
     async def _ordered(self, model: ModelName, order: CacheOrder, hands: "_Hands") -> None:
         """One that is not ready has nothing to unpin or to forget; its budget is looked at when it is."""
@@ -599,6 +664,7 @@ class Dispatch:
             last_words=words,
         )
         await self._tell_fleet(event, hands)
+        self._waiters.ended(worker.incarnation)
 
     # --- what the fleet decides ------------------------------------------------------------------------------------
 
@@ -623,7 +689,9 @@ class Dispatch:
                 await hands.send_if_there(incarnation, Ping(nonce=next(self._nonces)))
             case ReleaseWaiting(model=model, incarnation=incarnation):
                 await self._release(model, incarnation, hands)
+                self._waiters.loaded(model)
             case FailWaiting(model=model, failure=failure):
+                self._waiters.not_loaded(model, failure)
                 for request in self._open.waiting(model):
                     self._open.remove(request)
                     _fail(request, failure)
@@ -641,6 +709,7 @@ class Dispatch:
                 )
             case WorkerStuck():
                 _log.warning("worker_stuck", model=effect.model, incarnation=effect.incarnation, reason=effect.reason)
+                self._tell_if_stranded(effect.model)
             case GaveUp():
                 _log.error("model_given_up", model=effect.model, reason=effect.failure.message)
             case _:

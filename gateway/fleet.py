@@ -52,7 +52,6 @@ from protocol.handshake import Refused, Welcome, answer_hello
 from protocol.ids import Incarnation, ModelName
 
 _GIB = 1024**3
-_QUOTED_LINE_CHARACTERS = 300
 
 _HOPELESS = frozenset({FailureKind.MODEL_UNAVAILABLE, FailureKind.UNSUPPORTED})
 """Last words of a load that the next load would repeat: the folder is broken, or the model is not known."""
@@ -190,7 +189,7 @@ class Fleet:
             case Draining(failure=Failure() as failure):
                 return [FailWaiting(model=model, failure=failure)]
             case Draining(rung="stranded"):
-                return [FailWaiting(model=model, failure=_stranded(model))]
+                return [FailWaiting(model=model, failure=stranded(model))]
             case Starting() | BackingOff() | Draining():
                 life.waiting_since = now if life.waiting_since is None else life.waiting_since
                 return []
@@ -321,12 +320,10 @@ class Fleet:
         what = f"its process ended {count} time(s) within {settings.crash_window_seconds:.0f} s, last by {_how(event)}"
         if event.last_words is not None:
             what += f": {event.last_words.message}"
-        elif event.stderr_tail:
-            what += f": {event.stderr_tail[-1][:_QUOTED_LINE_CHARACTERS]}"
         return Failure(
             kind=FailureKind.MODEL_UNAVAILABLE,
             message=f"model {event.model} is not available: {what}. It is tried again when asked for after "
-            f"{settings.given_up_seconds:.0f} s; the service's log has the details",
+            f"{settings.given_up_seconds:.0f} s; the server's owner sees more with `mlxd status`",
             retry_after_seconds=settings.given_up_seconds,
         )
 
@@ -465,7 +462,7 @@ class Fleet:
             case "kill":
                 life.state = replace(state, rung="stranded")
                 stuck = WorkerStuck(model=model, incarnation=state.incarnation, reason="SIGKILL did not end it")
-                return [stuck, *self._fail_waiting(model, life, _stranded(model))]
+                return [stuck, *self._fail_waiting(model, life, stranded(model))]
             case "stranded":
                 return []
             case _:
@@ -610,7 +607,8 @@ def _unloaded(model: ModelName) -> Failure:
     )
 
 
-def _stranded(model: ModelName) -> Failure:
+def stranded(model: ModelName) -> Failure:
+    """The failure of whoever wants a model whose last process survived SIGKILL."""
     return Failure(
         kind=FailureKind.MODEL_UNAVAILABLE,
         message=f"the last process of model {model} does not end, so no new one starts; "

@@ -5,6 +5,7 @@ from typing import Literal, Protocol
 from gateway.replies import Reply
 from gateway.status import ServiceStatus
 from protocol.blocks import BlockReply, Describe, Forget, UnpinBlocks
+from protocol.failures import Failure
 from protocol.generation import ForgetHot, SetBudget, Unpin, Work
 from protocol.ids import ModelName
 
@@ -37,6 +38,18 @@ class ModelLookup(Protocol):
     """Finds models by the exact name they are served under."""
 
     def find(self, name: str) -> KnownModel | None: ...
+
+
+class ModelControl(Protocol):
+    """Loads and unloads models at the operator's word. Called on the event loop."""
+
+    async def load_and_wait(self, model: ModelName) -> Failure | None:
+        """None once the model is ready, else why it is not."""
+        ...
+
+    async def unload_and_wait(self, model: ModelName) -> Failure | None:
+        """None once the process that the model has now is gone, after its open requests; at once if it has none."""
+        ...
 
 
 class CacheControl(Protocol):

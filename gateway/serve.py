@@ -102,6 +102,7 @@ async def _serve(settings: Settings, keyring: Keyring, ledger: TokenLedger, list
         ),
         drain=drain_flag,
         cache=CacheAccess(control=dispatch, recorder=recorder),
+        model_control=dispatch,
     )
     port = int(listener.getsockname()[1])
     address = ServiceAddress(pid=os.getpid(), host=settings.host, port=port)

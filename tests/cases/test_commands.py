@@ -10,9 +10,12 @@ import threading
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
-from tests.fakes.live_service import ROOT, START_SECONDS, STOP_SECONDS, LiveService
+from tests.cases.conftest import MODEL, TAGGED
+from tests.fakes.http_answers import assert_serves, body, open_stream
+from tests.fakes.live_service import ROOT, START_SECONDS, STOP_SECONDS, LiveService, live_service
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
 
@@ -97,3 +100,88 @@ def test_home_is_taken_by_every_command_that_asks_the_service(
     lost = mlxd(*arguments, MLXD_HOME=str(runtime_directory))
     _, error = lost.communicate(timeout=START_SECONDS)
     assert (lost.returncode, error.count("\n")) == (1, 1)
+
+
+# --- load, unload, restart -------------------------------------------------------------------------------------------
+
+
+def test_load_unload_restart(script_model: Path) -> None:
+    """Each returns when it is done: `load` with the model ready, `restart` with another process in its place, `unload`
+    with no process left. A second `load` or `unload` is as good as one."""
+    with live_service({TAGGED: script_model}) as service:
+        for _ in range(2):
+            loaded = service.command("load", TAGGED)
+            assert (loaded.returncode, service.model(TAGGED).state) == (0, "ready"), loaded.stderr
+        first = service.worker_pid(TAGGED)
+        assert loaded.stdout.startswith(f"{TAGGED} is ready, process {first}, ")
+
+        restarted = service.command("restart", TAGGED)
+        assert restarted.returncode == 0, restarted.stderr
+        second = service.worker_pid(TAGGED)
+        assert f"process {second}" in restarted.stdout
+        assert second != first
+        assert not psutil.pid_exists(first)
+        assert service.model(TAGGED).restarts == 0  # an order is no crash
+
+        for _ in range(2):
+            unloaded = service.command("unload", TAGGED)
+            assert (unloaded.returncode, unloaded.stdout) == (0, f"{TAGGED} is unloaded\n"), unloaded.stderr
+        assert service.model(TAGGED).state == "absent"
+        assert not psutil.pid_exists(second)
+
+
+def test_unload_lets_open_requests_end(script_model: Path) -> None:
+    """E03: a stream in its middle runs to its end; the command waits for it and shows for what."""
+    with live_service({MODEL: script_model}) as service, service.client() as client:
+        with open_stream(client, body(MODEL, said="SC20", max_tokens=600)) as stream:
+            chunks = stream.chunks()
+            next(chunks)
+            unloading = mlxd("unload", MODEL, "--home", str(service.home))
+            *_, last = chunks
+            assert last["choices"][0]["finish_reason"] == "length"
+        _, remarks = unloading.communicate(timeout=START_SECONDS)
+        assert (unloading.returncode, "draining" in remarks) == (0, True), remarks
+
+
+def test_a_model_that_cannot_be_loaded(script_model: Path) -> None:
+    """One line with the reason and what to do, non-zero: unknown, broken on disk, given up. `restart` ends a given-up
+    state once the cause is mended, and leaves a running model alone when its folder could not be loaded again."""
+    with live_service({MODEL: script_model}) as service:
+        own = service.home / "models" / "own"
+        own.mkdir()
+        for file in script_model.iterdir():
+            (own / file.name).symlink_to(file)
+        unknown = service.command("load", "no/such")
+        assert (unknown.returncode, unknown.stderr.count("\n")) == (1, 1)
+        assert "no model 'no/such'" in unknown.stderr
+        assert service.command("unload", "no/such").returncode == 1
+
+        assert service.command("load", "own").returncode == 0
+        pid = service.worker_pid("own")
+        config = (script_model / "config.json").read_text()
+        (own / "config.json").unlink()
+        kept = service.command("restart", "own")
+        assert (kept.returncode, service.worker_pid("own")) == (1, pid)
+        assert kept.stderr.startswith("mlxd: own")
+
+        foreign = {**json.loads(config), "model_type": "no_such_family"}
+        (own / "config.json").write_text(json.dumps(foreign))
+        assert service.command("unload", "own").returncode == 0
+        refused = service.command("load", "own")
+        assert refused.returncode == 1
+        last = refused.stderr.splitlines()[-1]
+        assert "no_such_family" in last
+        assert "`mlxd restart own` tries again at once" in last
+        assert service.model("own").state == "given_up"
+        (own / "config.json").write_text(config)
+        assert service.command("restart", "own").returncode == 0
+        assert_serves(service, "own")
+
+
+def test_orders_without_a_service(runtime_directory: Path) -> None:
+    """One line that says how to start it."""
+    for verb in ("load", "unload", "restart"):
+        order = mlxd(verb, MODEL, "--home", str(runtime_directory))
+        _, error = order.communicate(timeout=START_SECONDS)
+        assert (order.returncode, error.count("\n")) == (1, 1)
+        assert "mlxd is not running" in error

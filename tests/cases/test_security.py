@@ -83,6 +83,7 @@ def route_table(service: LiveService) -> list[tuple[str, str]]:
         secrets=GateSecrets(admin_token="", local_scope=b""),
         drain=DrainFlag(),
         cache=CacheAccess(control=Mock(), recorder=Mock()),
+        model_control=Mock(),
     )
     app = gate._app  # pyright: ignore[reportPrivateUsage]
     assert isinstance(app, Litestar)
@@ -98,6 +99,7 @@ def test_s01_the_route_table_is_whole(guarded: LiveService) -> None:
     paths = {path for _, path in route_table(guarded)}
     assert {CHAT, COMPLETIONS, "/v1/models", "/health", "/ready", "/admin/status", "/v1/cache/warm"} <= paths
     assert {"/v1/requests", f"/v1/requests/{MODEL}", "/admin/requests"} <= paths
+    assert {"/admin/models/load", "/admin/models/unload"} <= paths
 
 
 def test_s01_no_route_without_a_key(guarded: LiveService) -> None:
@@ -164,7 +166,7 @@ def test_s01_keys_come_and_go_while_it_runs(guarded: LiveService) -> None:
     """S01: a key that was taken back opens nothing any more, at once."""
     key = guarded.add_key("bob")
     assert raw(guarded, "GET", "/v1/models", {"x-api-key": key})[0] == 200
-    assert guarded.command("keys", "remove", "bob").returncode == 0
+    assert guarded.command("keys", "revoke", "bob").returncode == 0
     assert raw(guarded, "GET", "/v1/models", {"x-api-key": key})[0] == 401
 
 

@@ -23,6 +23,7 @@ from gateway.replies import Reply
 from gateway.request_recorder import RequestRecorder
 from gateway.status import CachestoreStatus, ModelStatus, ServiceStatus
 from protocol.blocks import BlockReply
+from protocol.failures import Failure
 from protocol.generation import Delta, Finished, FinishReason, Generate, Queued, Timings, Usage, Warm, Warmed, Work
 from protocol.ids import Incarnation, ModelName, RequestId
 
@@ -122,6 +123,22 @@ class ToldCaches:
 
 
 @dataclass
+class OrderedModels:
+    """Remembers what was ordered; ends it with the failure that the test sets, if any."""
+
+    ordered: list[tuple[str, ModelName]] = field(default_factory=list)
+    failure: Failure | None = None
+
+    async def load_and_wait(self, model: ModelName) -> Failure | None:
+        self.ordered.append(("load", model))
+        return self.failure
+
+    async def unload_and_wait(self, model: ModelName) -> Failure | None:
+        self.ordered.append(("unload", model))
+        return self.failure
+
+
+@dataclass
 class House:
     """A whole HTTP side over one home directory."""
 
@@ -133,6 +150,7 @@ class House:
     drain: DrainFlag
     caches: "ToldCaches"
     recorder: RequestRecorder
+    models: "OrderedModels"
 
     def add_key(self, name: str, *, share_cache_with: str | None = None, cache_ttl_seconds: float | None = None) -> str:
         return add_key(
@@ -158,6 +176,7 @@ def build_house(home: Path, **document: object) -> House:
     caches = ToldCaches(status)
     recorder = RequestRecorder(keep_seconds=600.0, clock=time.monotonic, unix_clock=time.time)
     generator = AnsweringGenerator(recorder)
+    models = OrderedModels()
     app = create_app(
         settings=settings,
         keyring=Keyring(settings.keys_path),
@@ -167,6 +186,7 @@ def build_house(home: Path, **document: object) -> House:
         secrets=GateSecrets(admin_token=ADMIN_TOKEN, local_scope=LOCAL_SCOPE),
         drain=drain,
         cache=CacheAccess(control=caches, recorder=recorder),
+        model_control=models,
     )
     return House(
         home=home,
@@ -177,6 +197,7 @@ def build_house(home: Path, **document: object) -> House:
         drain=drain,
         caches=caches,
         recorder=recorder,
+        models=models,
     )
 
 

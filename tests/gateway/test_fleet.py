@@ -233,7 +233,7 @@ def test_crashes_in_a_row_back_off_and_the_third_gives_up() -> None:
     failure = next(effect for effect in effects if isinstance(effect, FailWaiting)).failure
     assert failure.kind is FailureKind.MODEL_UNAVAILABLE
     assert "signal 9" in failure.message
-    assert "segfault" in failure.message
+    assert "segfault" not in failure.message  # what it printed may name the server's files
     clockwork.pass_time(20)
     [refusal] = clockwork.tell(ModelWanted(model=MODEL))
     assert isinstance(refusal, FailWaiting)

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from protocol.failures import FailureKind
 from protocol.generation import Finished
+from protocol.handshake import PROTOCOL_VERSION
 from protocol.ids import ModelName
 from tests.processes.serving import QUICK, serving, settings_for, status_of, submit, until
 
@@ -40,7 +41,7 @@ async def test_a_worker_of_another_version_is_refused_without_a_crash_loop(runti
     async with serving(settings_for(runtime_directory)) as dispatch:
         failure = await submit(dispatch, "speaks_old_protocol").failure()
         assert failure.kind is FailureKind.MODEL_UNAVAILABLE
-        assert "protocol 0" in failure.message
+        assert f"protocol {PROTOCOL_VERSION - 1}" in failure.message
         await until(lambda: status_of(dispatch, "speaks_old_protocol").state == "given_up")
         status = status_of(dispatch, "speaks_old_protocol")
         assert status.restarts == 0
@@ -63,15 +64,23 @@ async def test_a_command_that_cannot_be_run_is_a_crash_with_a_reason(runtime_dir
     async with serving(settings) as dispatch:
         failure = await submit(dispatch, "well_behaved").failure()
         assert failure.kind is FailureKind.MODEL_UNAVAILABLE
-        assert "No such file" in failure.message
+        assert "a failed start" in failure.message
+        assert "/nonexistent" not in failure.message
+        last_exit = status_of(dispatch, "well_behaved").last_exit
+        assert last_exit is not None
+        assert "No such file" in last_exit.stderr_tail[-1]
 
 
 async def test_a_child_that_speaks_no_protocol_is_judged_by_its_exit(runtime_directory: Path) -> None:
-    """A program that prints and ends is a crash, and its last line is the reason."""
+    """A program that prints and ends is a crash. Clients hear how it ended, the operator what it printed."""
     command = (sys.executable, "-c", "print('this is no worker')")
     async with serving(settings_for(runtime_directory, worker_command=command)) as dispatch:
         failure = await submit(dispatch, "well_behaved").failure()
-        assert "this is no worker" in failure.message
+        assert "exit code 0" in failure.message
+        assert "this is no worker" not in failure.message
+        last_exit = status_of(dispatch, "well_behaved").last_exit
+        assert last_exit is not None
+        assert last_exit.stderr_tail == ("this is no worker",)
 
 
 async def test_an_unknown_model_starts_nothing(runtime_directory: Path) -> None:
