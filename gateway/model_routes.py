@@ -7,7 +7,8 @@ from litestar import Request, Response, Router, post
 from litestar.datastructures import State
 from msgspec import Struct
 
-from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS, openai_error
+from gateway.error_answers import openai_error
+from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS
 from gateway.json_body import ClientGone, read_json_body
 from gateway.operations import requires_admin
 from gateway.ports import ModelControl, ModelLookup

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from gateway.cli_output import ConfigOption, HomeOption, settings_of
 from gateway.config import Settings
 from gateway.control import ControlError, ServiceAnswer, announced_service, ask_service, fetch_status, read_admin_token
-from gateway.http_errors import OpenAIErrorBody
+from gateway.error_answers import OpenAIErrorBody
 from gateway.model_routes import ModelOrder
 from gateway.operations import AdminModel
 from gateway.status_report import last_error
