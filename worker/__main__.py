@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, assert_never
 
+import msgspec
 import structlog
 
 from protocol.addresses import cachestore_socket, gateway_socket
@@ -28,12 +29,12 @@ from protocol.generation import (
     Detokenize,
     Drain,
     Embed,
-    Failed,
     ForgetHot,
     Generate,
     LastWords,
     Loading,
     Ping,
+    PrefixReuse,
     Ready,
     Rerank,
     SetBudget,
@@ -46,13 +47,18 @@ from protocol.generation import (
 )
 from protocol.handshake import PROTOCOL_VERSION, Hello, Refused, Welcome
 from protocol.launch import WorkerLaunch
+from protocol.model_kind import ModelKind, UnsupportedFolder, capabilities_of
 from protocol.sockets import Peer, PeerGone
 from worker.board import Board
 from worker.cold_cache import ColdCache
 from worker.detokenizer import detokenizer_maker
+from worker.embedding.folder import model_kind, read_recipe
+from worker.embedding.inputs import InputLimits, Inputs, answer_ids
+from worker.embedding.loop import EmbeddingLoop
+from worker.embedding.packing import Packer
+from worker.embedding.text_plane import EmbeddingTextPlane
 from worker.log import configure_logging
 from worker.loop import StepLoop
-from worker.messages import InboxMessage
 from worker.neighbours import Alone, DeviceSharing, SharingSettings
 from worker.parent import read_launch, when_parent_is_gone
 from worker.prefill_lease import PrefillLease
@@ -74,7 +80,15 @@ _LOADING_REPORT_SECONDS = 0.5
 
 _REASON_CHARACTERS = 500
 
-_UNLOADABLE = (ValueError, LookupError, TypeError, AttributeError, FileNotFoundError)
+_UNLOADABLE = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    FileNotFoundError,
+    msgspec.MsgspecError,
+    UnsupportedFolder,
+)
 """What mlx-lm and transformers raise for a folder they cannot make sense of. Not RuntimeError: MLX raises that when
 memory is short, which may be over at the next try."""
 
@@ -98,9 +112,9 @@ class Worker:
 
     def __init__(self, launch: WorkerLaunch) -> None:
         self._launch = launch
-        self._inbox: queue.SimpleQueue[InboxMessage] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()  # of what the loop takes that this model needs
         self._outbox: queue.SimpleQueue[WorkerEvent | None] = queue.SimpleQueue()
-        self._text_plane: TextPlane | None = None
+        self._text_plane: TextPlane | EmbeddingTextPlane | None = None
         self._exit_code: int | None = None
         runtime_directory = Path(launch.runtime_directory)
         self._cachestore_path = cachestore_socket(runtime_directory)
@@ -151,15 +165,12 @@ class Worker:
 
     def _take(self, command: WorkerCommand | MalformedMessage) -> None:
         match command:
-            case Generate() | Warm() | Tokenize() | Detokenize():
+            case Generate() | Warm() | Tokenize() | Detokenize() | Embed() | Rerank():
                 # The gateway sends no request before TokenizerReady.
                 if self._text_plane is not None:
                     self._text_plane.submit(command)
             case Cancel() | Drain() | Ping() | Unpin() | SetBudget() | ForgetHot():
                 self._inbox.put(command)
-            case Embed() | Rerank():
-                failure = Failure(kind=FailureKind.UNSUPPORTED, message="this model cannot do that")
-                self._send(Failed(request_id=command.request_id, failure=failure))
             case Welcome():
                 pass
             case Refused(reason=reason):
@@ -188,6 +199,14 @@ class Worker:
             self._peer.wake()
 
     def _load_and_step(self) -> None:
+        with _unusable_if_unloadable():
+            kind = model_kind(Path(self._launch.model_path), self._launch.model)
+        if kind == "generation":
+            self._generate()
+        else:
+            self._embed(kind)
+
+    def _generate(self) -> None:
         from worker.mlx_blocks import read_block, write_block
         from worker.mlx_engine import MlxEngine
         from worker.mlx_model import context_tokens, load_model, load_tokenizer
@@ -197,8 +216,7 @@ class Worker:
         path = Path(launch.model_path)
         with _unusable_if_unloadable():
             tokenizer = load_tokenizer(path)
-            limits = [limit for limit in (launch.context_tokens, context_tokens(path)) if limit is not None]
-        context = min(limits, default=32_768)
+            context = self._context_tokens(context_tokens(path))
         wrapped = tokenizer._tokenizer  # noqa: SLF001 - what mlx-lm's wrapper wraps
         text_plane = TextPlane(
             tokenizer=tokenizer,
@@ -208,9 +226,7 @@ class Worker:
             send=self._send,
             clock=time.monotonic,
         )
-        text_plane.start()
-        self._text_plane = text_plane
-        self._send(TokenizerReady())
+        self._open_text_plane(text_plane)
         with _unusable_if_unloadable():
             loaded = load_model(path, self._loading_report())
         engine = MlxEngine(loaded, tokenizer)
@@ -266,6 +282,72 @@ class Worker:
         cache.store_everything()
         left = cold.stop(PERSIST_SECONDS)
         log.info("drained", model=launch.model, blocks_stored=cold.stored_blocks, blocks_left=left)
+
+    def _embed(self, kind: ModelKind) -> None:
+        from worker.embedding.mlx_batch import load_batch_model
+        from worker.mlx_model import load_tokenizer
+
+        launch = self._launch
+        started = time.monotonic()
+        path = Path(launch.model_path)
+        with _unusable_if_unloadable():
+            config, recipe = read_recipe(path, kind)
+            tokenizer = load_tokenizer(path)
+        context = self._context_tokens(recipe.context_tokens)
+        wrapped = tokenizer._tokenizer  # noqa: SLF001 - what mlx-lm's wrapper wraps
+        text_plane = EmbeddingTextPlane(
+            questions=TokenQuestions(tokenizer, wrapped, context_tokens=context),
+            kind=kind,
+            deliver=self._inbox.put,
+            send=self._send,
+            clock=time.monotonic,
+        )
+        self._open_text_plane(text_plane)
+        with _unusable_if_unloadable():
+            loaded = load_batch_model(
+                path, kind, recipe, answer_ids=answer_ids(wrapped, kind), report=self._loading_report()
+            )
+        limits = InputLimits(
+            context_tokens=context, vocabulary_size=int(config["vocab_size"]), dimensions=loaded.dimensions
+        )
+        text_plane.weights_loaded(Inputs(wrapped, kind, recipe, limits))
+        device = self._device()
+        packer = Packer()
+        loop = EmbeddingLoop(
+            model=loaded.model,
+            kind=kind,
+            packer=packer,
+            inbox=self._inbox,
+            send=self._send,
+            clock=time.monotonic,
+            device=device,
+            batch_seconds=launch.prefill_slice_seconds,
+        )
+        self._send(
+            Ready(
+                context_tokens=context,
+                max_rows=launch.max_rows,
+                weight_bytes=loaded.weight_bytes,
+                load_seconds=time.monotonic() - started,
+                prefix_reuse=PrefixReuse(available=False, reason="a model that embeds or reranks keeps no KV"),
+                fingerprint=loaded.fingerprint,
+                capabilities=capabilities_of(kind),
+            )
+        )
+        log.info("ready", model=launch.model, load_seconds=round(time.monotonic() - started, 2), context=context)
+        loop.run()
+        device.close()
+        log.info("drained", model=launch.model)
+
+    def _context_tokens(self, of_model: int | None) -> int:
+        limits = [limit for limit in (self._launch.context_tokens, of_model) if limit is not None]
+        return min(limits, default=32_768)
+
+    def _open_text_plane(self, text_plane: TextPlane | EmbeddingTextPlane) -> None:
+        """Questions to the tokenizer are answered from now on."""
+        text_plane.start()
+        self._text_plane = text_plane
+        self._send(TokenizerReady())
 
     def _device(self) -> DeviceSharing:
         launch = self._launch

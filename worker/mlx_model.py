@@ -72,13 +72,7 @@ def load_model(path: Path, report: Callable[[int, int], None]) -> LoadedModel:
     from worker.mlx_state import shape_of
 
     model, config = load(path, lazy=True)
-    weights: list[mx.array] = [array for _, array in tree_flatten(model.parameters())]  # pyright: ignore
-    total = sum(array.nbytes for array in weights)
-    done = 0
-    for array in weights:
-        mx.eval(array)
-        done += array.nbytes
-        report(done, total)
+    total = evaluate_weights(model, report)
     model.eval()
 
     caches = make_prompt_cache(model)
@@ -95,6 +89,18 @@ def load_model(path: Path, report: Callable[[int, int], None]) -> LoadedModel:
         is_batchable=batchable,
         prefix_reuse=PrefixReuse(available=not reason, reason=reason),
     )
+
+
+def evaluate_weights(model: nn.Module, report: Callable[[int, int], None]) -> int:
+    """Read weights that were loaded lazily; gives their bytes. `report` as in `load_model`."""
+    weights: list[mx.array] = [array for _, array in tree_flatten(model.parameters())]  # pyright: ignore
+    total = sum(array.nbytes for array in weights)
+    done = 0
+    for array in weights:
+        mx.eval(array)
+        done += array.nbytes
+        report(done, total)
+    return total
 
 
 def context_tokens(path: Path) -> int | None:

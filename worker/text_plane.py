@@ -4,7 +4,19 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from protocol.failures import Failure, FailureKind
-from protocol.generation import Detokenize, Detokenized, Failed, Generate, Queued, Tokenize, Tokenized, Warm
+from protocol.generation import (
+    Detokenize,
+    Detokenized,
+    Embed,
+    Failed,
+    Generate,
+    Queued,
+    Rerank,
+    Tokenize,
+    Tokenized,
+    Warm,
+    Work,
+)
 from protocol.sampling import Sampling
 from worker import hashing
 from worker.prompts import PromptRefused, PromptTokenizer, boundaries, prompt_tokens, resolve_max_tokens
@@ -42,24 +54,30 @@ class TextPlane:
         self._deliver = deliver
         self._send = send
         self._weights: LoadedWeights | None = None
-        self._thread: TextThread[Generate | Warm | Tokenize | Detokenize] = TextThread(
-            self._answer, send=send, clock=clock
-        )
+        self._thread: TextThread[Work] = TextThread(self._answer, send=send, clock=clock)
 
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, request: Generate | Warm | Tokenize | Detokenize) -> None:
+    def submit(self, request: Work) -> None:
         self._thread.submit(request)
 
     def weights_loaded(self, weights: LoadedWeights) -> None:
         """Say what was loaded, before any `Generate` or `Warm` is submitted."""
         self._weights = weights
 
-    def _answer(self, request: Generate | Warm | Tokenize | Detokenize, arrived: float) -> None:
+    def _answer(self, request: Work, arrived: float) -> None:
         if isinstance(request, Tokenize | Detokenize):
             self._send(self._questions.answer(request))
             return
+        if isinstance(request, Embed | Rerank):
+            raise PromptRefused(
+                Failure(
+                    kind=FailureKind.UNSUPPORTED,
+                    message="this model generates text; it cannot embed or rerank",
+                    param="model",
+                )
+            )
         prepared = self.prepare(request, arrived)
         self._send(
             Queued(
