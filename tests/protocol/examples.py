@@ -98,11 +98,17 @@ EXAMPLES: tuple[Struct, ...] = (
         request_id=_REQUEST,
         inputs=(generation.TextPrompt(text="once"), generation.TokenPrompt(token_ids=(1,))),
         dimensions=64,
+        overlong="cut",
         latency_class=LatencyClass.BATCH,
         tenant="ada",
     ),
     generation.Rerank(
-        request_id=_REQUEST, query="q", documents=("a", "b"), latency_class=LatencyClass.BATCH, tenant="ada"
+        request_id=_REQUEST,
+        query="q",
+        documents=("a", "b"),
+        overlong="cut",
+        latency_class=LatencyClass.BATCH,
+        tenant="ada",
     ),
     generation.Unpin(owner="ab", name="repo"),
     generation.SetBudget(hot_cache_bytes=1000),

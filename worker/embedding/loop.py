@@ -161,7 +161,7 @@ class EmbeddingLoop:
         return Pong(
             nonce=nonce,
             steps=self._steps,
-            running_rows=self._rows_running,
+            running_rows=0 if self._packer.is_empty else self._rows_running,
             waiting_requests=len(self._jobs),
             active_bytes=self._model.active_bytes,
             hot_cache_bytes=0,
@@ -210,8 +210,6 @@ class EmbeddingLoop:
                 self._finish(job)
             else:
                 self._report(job)
-        if self._packer.is_empty:
-            self._rows_running = 0
 
     def _report(self, job: _Job) -> None:
         total = job.prepared.prompt_tokens
