@@ -78,6 +78,24 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     prefill_slice_seconds: Annotated[float, Meta(gt=0, le=10)] = 0.2
 
 
+class MemorySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={
+    "limit_bytes": "limit", "working_bytes": "working",
+}):  # fmt: skip
+    """How much memory all models together may take, and who leaves when another needs it.
+
+    `limit_bytes` None is three quarters of the machine's. Every loaded model is counted with its weights, its
+    `hot_cache` and `working_bytes` for what runs. A model without work leaves when its room is wanted, the one that
+    rested longest first, and after `unload_after_seconds` anyhow (0: never); the `pinned` ones stay. A load for which
+    there is no room waits `wait_seconds` at most.
+    """
+
+    limit_bytes: int | None = None
+    working_bytes: int = 256 * 1024**2
+    pinned: tuple[str, ...] = ()
+    unload_after_seconds: Seconds = 0.0
+    wait_seconds: Seconds = 600.0
+
+
 class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={
     "max_body_bytes": "max_body",
 }):  # fmt: skip
@@ -125,6 +143,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cachestore_command: Annotated[tuple[str, ...], Meta(min_length=1)] = (sys.executable, "-P", "-m", "cachestore")
     cache: CacheSettings
     worker: WorkerSettings = WorkerSettings()
+    memory: MemorySettings = MemorySettings()
     limits: LimitSettings = LimitSettings()
     waiting: WaitingSettings = WaitingSettings()
     explain: ExplainSettings = ExplainSettings()
@@ -191,7 +210,10 @@ def default_runtime_directory(home: Path, *, user_id: int) -> Path:
 
 
 # The values that are not yet what they mean when TOML has been read.
-_SIZES = ("cache.quota", "cache.free_floor", "cache.daily_write", "worker.hot_cache", "limits.max_body")
+_SIZES = (
+    *("cache.quota", "cache.free_floor", "cache.daily_write"),
+    *("worker.hot_cache", "memory.limit", "memory.working", "limits.max_body"),
+)
 _PATHS = ("models_directories", "runtime_directory", "cache.directory")
 
 

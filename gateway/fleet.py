@@ -38,6 +38,7 @@ from gateway.fleet_terms import (
     StopWorker,
     TimerFired,
     WaitersLeft,
+    WaitingForMemory,
     WakeAt,
     WorkChanged,
     WorkerExited,
@@ -47,6 +48,7 @@ from gateway.fleet_terms import (
     WorkerState,
     WorkerStuck,
 )
+from gateway.residency import Fits, FitsAfter, NeverFits, Resident, need_of, room_for, waited_too_long
 from protocol.failures import Failure, FailureKind
 from protocol.handshake import Refused, Welcome, answer_hello
 from protocol.ids import Incarnation, ModelName
@@ -117,8 +119,10 @@ class Fleet:
 
     def handle(self, event: FleetEvent, now: float) -> list[Effect]:
         """What follows from one event. Events of a process that is not the model's live one have no effect."""
-        effects = self._decide(event, now)
-        wake_at = min((due for life in self._lives.values() if (due := self._due(life)) is not None), default=None)
+        effects = [*self._decide(event, now), *self._give_memory(now)]
+        wake_at = min(
+            (due for model, life in self._lives.items() if (due := self._due(model, life)) is not None), default=None
+        )
         if wake_at != self._wake_at or isinstance(event, TimerFired):
             self._wake_at = wake_at
             effects.append(WakeAt(when=wake_at))
@@ -129,8 +133,7 @@ class Fleet:
             case ModelWanted():
                 return self._wanted(event, now)
             case WaitersLeft(model=model):
-                if life := self._lives.get(model):
-                    life.waiting_since = None
+                self._waiters_left(model)
                 return []
             case WorkerHello():
                 return self._hello(event, now)
@@ -178,23 +181,32 @@ class Fleet:
         match life.state:
             case Absent():
                 life.waiting_since = now
-                return [self._start(model, life, "normal", now)]
+                return self._start(model, life, "normal", now)
             case Ready(incarnation=incarnation):
+                self._has_work(life, life.state.open_requests or 1, now)  # the exact number follows its release
                 return [ReleaseWaiting(model=model, incarnation=incarnation)]
             case GivenUp(until=until) if now >= until:
                 life.waiting_since = now
-                return [self._start(model, life, "half_open", now)]
+                return self._start(model, life, "half_open", now)
             case GivenUp(until=until, failure=failure):
                 return [FailWaiting(model=model, failure=replace(failure, retry_after_seconds=until - now))]
             case Draining(failure=Failure() as failure):
                 return [FailWaiting(model=model, failure=failure)]
             case Draining(rung="stranded"):
                 return [FailWaiting(model=model, failure=stranded(model))]
-            case Starting() | BackingOff() | Draining():
+            case Starting() | BackingOff() | Draining() | WaitingForMemory():
                 life.waiting_since = now if life.waiting_since is None else life.waiting_since
                 return []
             case _:
                 assert_never(life.state)
+
+    def _waiters_left(self, model: ModelName) -> None:
+        life = self._lives.get(model)
+        if life is None:
+            return
+        life.waiting_since = None
+        if isinstance(life.state, WaitingForMemory):
+            life.state = Absent()
 
     def _hello(self, event: WorkerHello, now: float) -> list[Effect]:
         hello = event.hello
@@ -238,27 +250,34 @@ class Fleet:
             limits=event.limits,
             progress_at=now,
             next_ping_at=now + self._settings.ping_idle_seconds,
+            idle_since=now,
             kind=life.state.kind,
         )
         life.weight_bytes = event.limits.weight_bytes
         life.waiting_since = None
+        self._has_work(life, 1, now)  # until those who waited were released, it must not leave again
         return [ReleaseWaiting(model=event.model, incarnation=event.incarnation)]
 
     def _work_changed(self, event: WorkChanged, now: float) -> list[Effect]:
         life = self._live(event.model, event.incarnation)
-        if life is None or not isinstance(life.state, Ready):
-            return []
+        if life is not None:
+            self._has_work(life, event.open_requests, now)
+        return []
+
+    def _has_work(self, life: _Life, open_requests: int, now: float) -> None:
         state = life.state
-        began = state.open_requests == 0 and event.open_requests > 0
+        if not isinstance(state, Ready):
+            return
+        began = state.open_requests == 0 and open_requests > 0
         life.state = replace(
             state,
-            open_requests=event.open_requests,
+            open_requests=open_requests,
+            idle_since=now,
             progress_at=now if began else state.progress_at,
             next_ping_at=min(state.next_ping_at, now + self._settings.ping_working_seconds)
-            if event.open_requests
+            if open_requests
             else state.next_ping_at,
         )
-        return []
 
     def _pong(self, event: PongReceived, now: float) -> list[Effect]:
         life = self._live(event.model, event.incarnation)
@@ -284,7 +303,7 @@ class Fleet:
                 life.state = Absent()
                 if life.waiting_since is None:
                     return [died]
-                return [died, self._start(model, life, "normal", now)]
+                return [died, *self._start(model, life, "normal", now)]
             case _:
                 return [replace(died, unanswered="retry"), *self._crashed(event, life, now)]
 
@@ -310,7 +329,7 @@ class Fleet:
             return [recorded]
         if life.attempts == 1 and served:
             life.restarts += 1
-            return [replace(recorded, then="restarts"), self._start(model, life, "normal", now)]
+            return [replace(recorded, then="restarts"), *self._start(model, life, "normal", now)]
         delay = backoff_seconds(life.attempts, settings)
         life.state = BackingOff(since=now, until=now + delay, attempts=life.attempts)
         return [replace(recorded, then="backs_off")]
@@ -334,7 +353,7 @@ class Fleet:
         match life.state:
             case Absent():
                 return []
-            case BackingOff() | GivenUp():
+            case BackingOff() | GivenUp() | WaitingForMemory():
                 life.state = Absent()
                 life.crashes, life.attempts = [], 0
                 return self._fail_waiting(model, life, _unloaded(model))
@@ -357,7 +376,7 @@ class Fleet:
             case Starting(incarnation=incarnation):
                 # It has no work and nothing to save, so it is not asked to drain.
                 effects.append(self._climb(model, life, incarnation, "shutdown", "terminate", now))
-            case BackingOff() | GivenUp():
+            case BackingOff() | GivenUp() | WaitingForMemory():
                 life.state = Absent()
             case Absent() | Ready() | Draining():
                 pass
@@ -385,14 +404,18 @@ class Fleet:
 
     # --- time ------------------------------------------------------------------------------------------------------
 
-    def _due(self, life: _Life) -> float | None:
+    def _due(self, model: ModelName, life: _Life) -> float | None:
         match life.state:
             case Absent() | GivenUp():
                 return None
             case Starting(deadline=deadline):
                 return deadline
-            case Ready(next_ping_at=next_ping_at, progress_at=progress_at, open_requests=open_requests):
-                return min(next_ping_at, progress_at + self._settings.hang_seconds) if open_requests else next_ping_at
+            case Ready(next_ping_at=next_ping_at, progress_at=progress_at) if life.state.open_requests:
+                return min(next_ping_at, progress_at + self._settings.hang_seconds)
+            case Ready(next_ping_at=next_ping_at):
+                return min(next_ping_at, self._unload_at(model, life.state) or next_ping_at)
+            case WaitingForMemory(until=until):
+                return until
             case Draining(rung="stranded"):
                 return None
             case Draining(deadline=deadline):
@@ -410,7 +433,7 @@ class Fleet:
                 life.state = _postponed(life.state, late)
         effects: list[Effect] = []
         for model, life in self._lives.items():
-            due = self._due(life)
+            due = self._due(model, life)
             if due is not None and now >= due:
                 effects += self._overdue(model, life, now)
         return effects
@@ -431,6 +454,8 @@ class Fleet:
             case Ready(open_requests=count) if count and now >= state.progress_at + self._settings.hang_seconds:
                 reason = f"no engine step for {now - state.progress_at:.0f} s with {count} open request(s)"
                 return self._lose(model, life, state.incarnation, reason, "fail", now)
+            case Ready() if (unload_at := self._unload_at(model, state)) is not None and now >= unload_at:
+                return self._drain(model, life, "unload", self._settings.drain_seconds, now)
             case Ready():
                 settings = self._settings
                 interval = settings.ping_working_seconds if state.open_requests else settings.ping_idle_seconds
@@ -440,11 +465,92 @@ class Fleet:
                 return self._next_rung(model, life, state, now)
             case BackingOff():
                 life.restarts += 1
-                return [self._start(model, life, "normal", now)]
+                return self._start(model, life, "normal", now)
+            case WaitingForMemory(since=since, waits_for=waits_for):
+                life.state = Absent()
+                return self._fail_waiting(model, life, waited_too_long(model, waits_for, now - since))
             case Absent() | GivenUp():
                 return []
             case _:
                 assert_never(state)
+
+    # --- memory ----------------------------------------------------------------------------------------------------
+
+    def _start(self, model: ModelName, life: _Life, kind: StartKind, now: float) -> list[Effect]:
+        """Start a process, at once or when there is room for it."""
+        terms = self._settings.memory
+        need = need_of(life.weight_bytes, terms)
+        verdict = room_for(model, need.total_bytes, self._residents(model, life), terms)
+        match verdict:
+            case Fits():
+                return [self._spawn(model, life, kind, now)]
+            case FitsAfter(evict=evict, waits_for=waits_for):
+                since = life.state.since if isinstance(life.state, WaitingForMemory) else now
+                until = since + terms.wait_seconds
+                life.state = WaitingForMemory(since=since, until=until, waits_for=waits_for, kind=kind)
+                drain_seconds = self._settings.drain_seconds
+                return [
+                    effect
+                    for other in evict
+                    for effect in self._drain(other, self._lives[other], "unload", drain_seconds, now)
+                ]
+            case NeverFits(failure=failure):
+                life.state = Absent()
+                return self._fail_waiting(model, life, failure)
+            case _:
+                assert_never(verdict)
+
+    def _give_memory(self, now: float) -> list[Effect]:
+        """What was freed goes to those who wait, in the order in which they came."""
+        waiting: list[tuple[float, ModelName]] = [
+            (life.state.since, model) for model, life in self._lives.items() if isinstance(life.state, WaitingForMemory)
+        ]
+        effects: list[Effect] = []
+        for _, model in sorted(waiting):
+            life = self._lives[model]
+            if isinstance(life.state, WaitingForMemory):
+                effects += self._start(model, life, life.state.kind, now)
+        return effects
+
+    def _residents(self, model: ModelName, life: _Life) -> list[Resident]:
+        """Who has memory, or waits for it and came before this one."""
+        since = life.state.since if isinstance(life.state, WaitingForMemory) else None
+        return [
+            resident
+            for other, its in self._lives.items()
+            if other != model and (resident := self._resident(other, its, since)) is not None
+        ]
+
+    def _resident(self, model: ModelName, life: _Life, before: float | None) -> Resident | None:
+        terms = self._settings.memory
+        resident = Resident(
+            model=model,
+            need_bytes=need_of(life.weight_bytes, terms).total_bytes,
+            state="loading",
+            is_pinned=model in terms.pinned,
+        )
+        match life.state:
+            case Starting():
+                return resident
+            case Ready(open_requests=0, idle_since=idle_since):
+                return replace(resident, state="serving", idle_since=idle_since)
+            case Ready():
+                return replace(resident, state="serving")
+            case Draining():
+                return replace(resident, state="leaving")
+            case WaitingForMemory(since=since) if before is None or since < before:
+                return replace(resident, state="waiting")
+            case WaitingForMemory() | Absent() | BackingOff() | GivenUp():
+                return None
+            case _:
+                assert_never(life.state)
+
+    def _unload_at(self, model: ModelName, state: Ready) -> float | None:
+        """When a model without work leaves by itself."""
+        terms = self._settings.memory
+        if terms.unload_after_seconds is None or state.open_requests or model in terms.pinned:
+            return None
+        return state.idle_since + terms.unload_after_seconds
 
     # --- the ladder ------------------------------------------------------------------------------------------------
 
@@ -528,7 +634,7 @@ class Fleet:
         life = self._lives.get(model)
         return life if life is not None and _incarnation(life.state) == incarnation else None
 
-    def _start(self, model: ModelName, life: _Life, kind: StartKind, now: float) -> StartWorker:
+    def _spawn(self, model: ModelName, life: _Life, kind: StartKind, now: float) -> StartWorker:
         incarnation = self._next_incarnation
         self._next_incarnation = Incarnation(incarnation + 1)
         settings = self._settings
@@ -566,7 +672,7 @@ def _incarnation(state: WorkerState) -> Incarnation | None:
     match state:
         case Starting(incarnation=incarnation) | Ready(incarnation=incarnation) | Draining(incarnation=incarnation):
             return incarnation
-        case Absent() | BackingOff() | GivenUp():
+        case Absent() | WaitingForMemory() | BackingOff() | GivenUp():
             return None
         case _:
             assert_never(state)
@@ -577,7 +683,9 @@ def _postponed(state: WorkerState, seconds: float) -> WorkerState:
         case Starting() | Draining():
             return replace(state, deadline=state.deadline + seconds)
         case Ready():
-            return replace(state, progress_at=state.progress_at + seconds)
+            return replace(state, progress_at=state.progress_at + seconds, idle_since=state.idle_since + seconds)
+        case WaitingForMemory():
+            return replace(state, until=state.until + seconds)
         case Absent() | BackingOff() | GivenUp():
             return state
         case _:

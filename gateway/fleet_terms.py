@@ -4,6 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from gateway.residency import MemoryTerms
 from protocol import generation
 from protocol.failures import Failure
 from protocol.handshake import Hello, Refused, Welcome
@@ -29,6 +30,7 @@ class FleetSettings(Struct, frozen=True, kw_only=True):
     stop_seconds_per_gib: float = 0.1
     kill_grace_seconds: float = 10.0
     late_seconds: float = 5.0
+    memory: MemoryTerms = MemoryTerms()
 
 
 # --- states --------------------------------------------------------------------------------------------------------
@@ -47,6 +49,15 @@ class Absent(Struct, frozen=True, kw_only=True, tag=True):
     """No process, and nobody needs one."""
 
 
+class WaitingForMemory(Struct, frozen=True, kw_only=True, tag=True):
+    """Wanted, and there is no room yet. After `until` those who wait are told."""
+
+    since: float
+    until: float
+    waits_for: tuple[ModelName, ...]
+    kind: StartKind = "normal"
+
+
 class Starting(Struct, frozen=True, kw_only=True, tag=True):
     """A process loads the model."""
 
@@ -57,13 +68,17 @@ class Starting(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Ready(Struct, frozen=True, kw_only=True, tag=True):
-    """A process serves. `progress_at` is when its step loop last proved to move, or to have been idle."""
+    """A process serves. `progress_at` is when its step loop last proved to move, or to have been idle.
+
+    `idle_since` is when its last work ended; it means nothing while there are open requests.
+    """
 
     incarnation: Incarnation
     since: float
     limits: generation.Ready
     progress_at: float
     next_ping_at: float
+    idle_since: float
     kind: StartKind = "normal"
     open_requests: int = 0
     steps: int = 0
@@ -97,7 +112,7 @@ class GivenUp(Struct, frozen=True, kw_only=True, tag=True):
     failure: Failure
 
 
-WorkerState = Absent | Starting | Ready | Draining | BackingOff | GivenUp
+WorkerState = Absent | WaitingForMemory | Starting | Ready | Draining | BackingOff | GivenUp
 
 # --- events --------------------------------------------------------------------------------------------------------
 

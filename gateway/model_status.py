@@ -4,7 +4,7 @@ from typing import assert_never
 
 from msgspec import Struct
 
-from gateway.fleet_terms import Absent, BackingOff, Draining, GivenUp, Ready, Starting, WorkerState
+from gateway.fleet_terms import Absent, BackingOff, Draining, GivenUp, Ready, Starting, WaitingForMemory, WorkerState
 from gateway.status import LastExit, ModelState, ModelStatus
 from protocol.generation import Loading, Pong
 from protocol.ids import Incarnation, ModelName
@@ -60,6 +60,8 @@ def _state_name(state: WorkerState) -> tuple[ModelState, float | None]:
     match state:
         case Absent():
             return "absent", None
+        case WaitingForMemory(since=since):
+            return "waiting_for_memory", since
         case Starting(since=since):
             return "starting", since
         case Ready(since=since):

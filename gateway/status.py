@@ -8,7 +8,7 @@ from protocol.blocks import Described
 from protocol.generation import Loading, Pong, Ready
 from protocol.ids import Incarnation, ModelName
 
-ModelState = Literal["absent", "starting", "ready", "draining", "backing_off", "given_up"]
+ModelState = Literal["absent", "waiting_for_memory", "starting", "ready", "draining", "backing_off", "given_up"]
 """Where a model's process is in its life. `absent` is a known model that nobody asked for yet."""
 
 

@@ -73,6 +73,10 @@ class Clockwork:
 
     def tell(self, event: FleetEvent) -> list[Effect]:
         effects = self.fleet.handle(event, self.now)
+        for released in [effect for effect in effects if isinstance(effect, ReleaseWaiting)]:
+            # As dispatch does: how much there was to release. These tests' requests are over at once.
+            over = WorkChanged(model=released.model, incarnation=released.incarnation, open_requests=0)
+            effects += self.fleet.handle(over, self.now)
         for effect in effects:
             if isinstance(effect, WakeAt):
                 self.wake_at = effect.when

@@ -1,0 +1,78 @@
+"""Field cases of memory (E02, E03): loads that race for it, models that leave it, and those that never fit."""
+
+import concurrent.futures
+from pathlib import Path
+from typing import Any
+
+from tests.fakes.http_answers import ask, ask_whole, body, open_stream
+from tests.fakes.live_service import live_service, until
+from tests.fakes.script_model import said_by
+
+SC04 = said_by("SC04")
+ENDLESS: dict[str, Any] = {"said": "SC20", "max_tokens": 1_000_000}
+ONE_FITS = '[worker]\nhot_cache = "32MiB"\n[memory]\nworking = "16MiB"\nlimit = "100MiB"\n'
+
+
+def test_e02_two_loads_never_hold_the_same_memory(script_model: Path) -> None:
+    """E02: with room for one model, first requests for two are all answered, one model after the other: a load is
+    reserved before it starts, and whoever lost waits until the winner has nothing to do."""
+    with (
+        live_service({"a": script_model, "b": script_model}, settings_toml=ONE_FITS) as service,
+        service.client() as client,
+        concurrent.futures.ThreadPoolExecutor(10) as crowd,
+    ):
+        asked = [crowd.submit(ask_whole, client, body("ab"[at % 2], said="SC04")) for at in range(10)]
+        most = 0
+        while not all(one.done() for one in asked):
+            alive = [model for model in service.status().models if model.process and model.process.pid]
+            most = max(most, len(alive))
+        assert [(one.result().status, one.result().text) for one in asked] == [(200, SC04)] * 10
+        assert most == 1
+        assert {model.process.restarts for model in service.status().models if model.process} == {0}
+
+
+def test_e02_a_serving_model_is_not_disturbed(script_model: Path) -> None:
+    """E02: while one model streams, a request for another waits, and the status says for what; the stream goes on. As
+    soon as it ends, the other is loaded."""
+    with (
+        live_service({"a": script_model, "b": script_model}, settings_toml=ONE_FITS) as service,
+        service.client() as client,
+        concurrent.futures.ThreadPoolExecutor(1) as other,
+    ):
+        with open_stream(client, body("a", **ENDLESS)) as stream:
+            texts = stream.texts()
+            next(texts)
+            waiting = other.submit(ask_whole, client, body("b", said="SC04"))
+            until("b waits", lambda: (status := service.model_or_none("b")) and status.state == "waiting_for_memory")
+            assert len([next(texts) for _ in range(50)]) == 50
+            assert not waiting.done()
+            assert service.model("a").state == "ready"
+        assert waiting.result(timeout=30).text == SC04
+        assert service.model("a").state == "absent"
+
+
+def test_what_never_fits_is_refused_at_once(script_model: Path) -> None:
+    """A model over the machine's limit is a 400 that says how much it needs, in both modes; others are served."""
+    settings = ONE_FITS.replace("100MiB", "40MiB")
+    with live_service({"a": script_model}, settings_toml=settings) as service, service.client() as client:
+        for stream in (False, True):
+            answer = ask_whole(client, body("a", said="SC04", stream=stream))
+            assert answer.status == 400
+            assert answer.error is not None
+            assert answer.error["param"] == "model"
+            assert "never fits" in answer.error["message"]
+
+
+def test_e03_an_idle_model_leaves_and_a_busy_one_does_not(script_model: Path) -> None:
+    """E03: the time without work counts from the end of the last request, so a long stream is never cut; the next
+    request loads the model again, and none of it is a crash."""
+    settings = "[memory]\nunload_after_seconds = 0.5\n"
+    with live_service({"a": script_model}, settings_toml=settings) as service, service.client() as client:
+        with open_stream(client, body("a", **ENDLESS)) as stream:
+            texts = stream.texts()
+            for _ in range(300):  # seconds of work, many times the limit
+                next(texts)
+            assert service.model("a").state == "ready"
+        until("the idle model left", lambda: service.model("a").state == "absent")
+        assert ask(client, body("a", said="SC04")).text == SC04
+        assert service.model("a").restarts == 0
