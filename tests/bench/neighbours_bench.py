@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import os
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from gateway.blas import worker_environment
 from protocol.generation import Finished
 from protocol.launch import NeighbourPolicy
 from tests.bench.measuring import ROOT, print_head, print_table, spread
+from tests.bench.servers import models_cache
 from tests.processes.worker_pair import Pair
 from worker import demo_model
 
@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="a model folder instead of SmolLM2-135M in float32")
     arguments = parser.parse_args()
     folder = arguments.model or demo_model.build(
-        _models_cache() / "smollm2-float32", dtype="float32", progress=lambda _: None
+        models_cache() / "smollm2-float32", dtype="float32", progress=lambda _: None
     )
     print_head(f"decode kept in A while B reads {arguments.prompt_tokens} tokens, model {folder.name} twice")
     taken: dict[NeighbourPolicy, list[Taken]] = {policy: [] for policy in POLICIES}
@@ -140,14 +140,6 @@ def main() -> None:
     ]
     columns = ["", "A solo, tok/s", "A beside", "kept, %", "A's gap, s", "B alone, s", "B beside, s", "B's slices"]
     print_table("median (least-most); gap: A's longest during B's prompt", columns, rows)
-
-
-def _models_cache() -> Path:
-    """Where the tests keep the models they build."""
-    if configured := os.environ.get("XDG_CACHE_HOME"):
-        return Path(configured) / "mlxd-tests"
-    is_mac = sys.platform == "darwin"
-    return Path.home() / ("Library/Caches" if is_mac else ".cache") / "mlxd-tests"
 
 
 if __name__ == "__main__":

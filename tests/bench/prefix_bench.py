@@ -1,12 +1,12 @@
-"""How soon the first token comes, when a long prefix was asked before: mlxd beside mlx-lm's own server.
+"""How soon the first token comes, when a long prefix was asked before: mlxd beside mlx-lm's own server, and others.
 
     python -m tests.bench.prefix_bench [--repeats N] [--prompt-tokens N] [--model FOLDER] [--picture]
+        [--peer NAME=COMMAND]…
 
-One run, one machine, the same model folder, the same BLAS for both, one server at a time, in turn. A prompt is a
+One run, one machine, the same model folder, the same BLAS for all, one server at a time, in turn. A prompt is a
 document of its own in each repeat, with a question; it is asked cold, with another question, and again word for word.
 Then every process is killed, the server is started again and asked a third question; then it is stopped cleanly,
-started and asked a fourth. mlx-lm's server keeps nothing on disk: its last two figures are measured once, not in every
-repeat.
+started and asked a fourth. What keeps nothing on disk has its last two figures measured once, not in every repeat.
 
 The model is loaded before anything is timed (mlxd loads it with the first request). Time to first token is from sending
 the request to the first text of the stream, as a user of the openai SDK sees it.
@@ -14,35 +14,25 @@ the request to the first text of the stream, as a user of the openai SDK sees it
 
 import argparse
 import contextlib
-import os
 import random
-import socket
-import subprocess
-import sys
 import tempfile
 import time
-from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Literal, Protocol
+from typing import Literal
 
 import openai
-import psutil
 from msgspec import Struct
 from openai.types.chat import ChatCompletionMessageParam
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from gateway.blas import worker_environment
 from tests.bench.measuring import print_head, print_table, save_bars, spread, versions
-from tests.fakes.live_service import LiveService, until
+from tests.bench.servers import BenchFailed, Mlxd, Server, mlx_lm_server, models_cache, peer_server
 from worker import demo_model
 
 PICTURE = Path(__file__).parent / "pictures" / "prefix.png"
-MODEL_NAME = "bench"
 MAX_TOKENS = 24
-START_SECONDS = 120.0
-SETTLE_SECONDS = 30.0
 REQUEST_SECONDS = 300.0
 
 SYSTEM = "Answer the question about this report in one sentence.\n\n"
@@ -61,10 +51,6 @@ Moment = Literal["cold", "other question", "same prompt", "after SIGKILL", "afte
 MOMENTS: tuple[Moment, ...] = ("cold", "other question", "same prompt", "after SIGKILL", "after a stop")
 
 
-class BenchFailed(Exception):
-    """A server did not do what the benchmark needs. Says what, and where its log is."""
-
-
 class Answer(Struct, frozen=True, kw_only=True):
     """One streamed completion."""
 
@@ -72,153 +58,6 @@ class Answer(Struct, frozen=True, kw_only=True):
     text: str
     prompt_tokens: int
     cached_tokens: int
-
-
-class Server(Protocol):
-    """A server that can be started, stopped and killed, again and again, with all that it keeps."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def base_url(self) -> str: ...
-
-    @property
-    def model(self) -> str: ...
-
-    @abstractmethod
-    def start(self) -> None:
-        """Until it listens."""
-        ...
-
-    @abstractmethod
-    def settle(self) -> None:
-        """Until it writes nothing more."""
-        ...
-
-    @abstractmethod
-    def stop(self) -> None: ...
-
-    @abstractmethod
-    def kill(self) -> None:
-        """SIGKILL to every process of it, as when the power goes."""
-        ...
-
-
-class Mlxd:
-    """`mlxd serve` with a home of its own and its default settings."""
-
-    name = "mlxd"
-    model = MODEL_NAME
-
-    def __init__(self, folder: Path) -> None:
-        self._service = LiveService({MODEL_NAME: folder}, "")
-
-    @property
-    def base_url(self) -> str:
-        return f"{self._service.base_url}/v1"
-
-    def start(self) -> None:
-        self._service.start()
-
-    def settle(self) -> None:
-        """Until the number of durable blocks stays the same for a second."""
-        last, since = -1, time.monotonic()
-
-        def stays() -> bool:
-            nonlocal last, since
-            stored = self._service.stored_blocks()
-            if stored != last:
-                last, since = stored, time.monotonic()
-            return time.monotonic() - since > 1.0
-
-        until("mlxd writes nothing more", stays, seconds=SETTLE_SECONDS)
-
-    def stop(self) -> None:
-        self._service.stop()
-
-    def kill(self) -> None:
-        self._service.kill_everything()
-
-    def close(self) -> None:
-        self._service.end()
-
-
-class MlxLm:
-    """`python -m mlx_lm server` with its default settings and the environment of mlxd's workers."""
-
-    name = "mlx-lm"
-
-    def __init__(self, folder: Path, directory: Path) -> None:
-        self._folder = folder
-        found = worker_environment({**os.environ, "HF_HUB_OFFLINE": "1"}, directory / "blas")
-        self._environment = found.environment
-        self.blas = found.description
-        self._log_path = directory / "mlx_lm.log"
-        self._port = _free_port()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._log: IO[bytes] | None = None
-
-    @property
-    def base_url(self) -> str:
-        return f"http://127.0.0.1:{self._port}/v1"
-
-    @property
-    def model(self) -> str:
-        return str(self._folder)
-
-    def start(self) -> None:
-        self._log = self._log_path.open("ab")
-        command = [sys.executable, "-P", "-m", "mlx_lm", "server", "--model", str(self._folder)]
-        self._process = subprocess.Popen(
-            [*command, "--port", str(self._port)],
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-        )
-        until("mlx-lm's server listens", self._is_listening, seconds=START_SECONDS)
-
-    def settle(self) -> None:
-        """It keeps nothing on disk."""
-
-    def stop(self) -> None:
-        for process in self._processes():
-            process.terminate()
-        self._ended()
-
-    def kill(self) -> None:
-        for process in self._processes():
-            process.kill()
-        self._ended()
-
-    def close(self) -> None:
-        self.kill()
-
-    def _is_listening(self) -> bool:
-        if self._process is not None and self._process.poll() is not None:
-            last = self._log_path.read_text(errors="replace")[-1000:]
-            raise BenchFailed(f"mlx-lm's server ended at its start; its last lines:\n{last}")
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port), timeout=1.0):
-            return True
-        return False
-
-    def _processes(self) -> list[psutil.Process]:
-        if self._process is None:
-            return []
-        try:
-            process = psutil.Process(self._process.pid)
-            return [process, *process.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return []
-
-    def _ended(self) -> None:
-        if self._process is not None:
-            self._process.wait(SETTLE_SECONDS)
-            self._process = None
-        if self._log is not None:
-            self._log.close()
-            self._log = None
 
 
 class Prompts:
@@ -316,15 +155,19 @@ def one_repeat(
 
 
 @contextlib.contextmanager
-def both_servers(folder: Path) -> Generator[tuple[Mlxd, MlxLm]]:
-    """Not started; nothing of them is left at the end."""
-    with tempfile.TemporaryDirectory(prefix="mlxdb") as directory:
-        mlxd, mlx_lm = Mlxd(folder), MlxLm(folder, Path(directory))
-        try:
-            yield mlxd, mlx_lm
-        finally:
-            mlxd.close()
-            mlx_lm.close()
+def all_servers(folder: Path, peers: Sequence[str]) -> Generator[list[Server]]:
+    """Not started, mlxd first; nothing of them is left at the end."""
+    with tempfile.TemporaryDirectory(prefix="mlxdb") as directory, contextlib.ExitStack() as stack:
+        mlxd = Mlxd(folder)
+        stack.callback(mlxd.close)
+        others = [
+            mlx_lm_server(folder, Path(directory)),
+            *(peer_server(peer, folder, Path(directory)) for peer in peers),
+        ]
+        for other in others:
+            stack.callback(other.close)
+        print(f"BLAS for all: {others[0].blas}", flush=True)
+        yield [mlxd, *others]
 
 
 def main() -> None:
@@ -332,24 +175,31 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--prompt-tokens", type=int, default=2040)
     parser.add_argument("--model", type=Path, help="a model folder instead of SmolLM2-135M in float32")
+    parser.add_argument("--peer", action="append", default=[], help="NAME=COMMAND with {model} and {port}; repeatable")
     parser.add_argument("--picture", action="store_true", help=f"also write {PICTURE.name} under pictures/")
     arguments = parser.parse_args()
     folder = arguments.model or demo_model.build(
-        _models_cache() / "smollm2-float32", dtype="float32", progress=lambda _: None
+        models_cache() / "smollm2-float32", dtype="float32", progress=lambda _: None
     )
     print_head(f"time to first token, prompt of {arguments.prompt_tokens} tokens, model {folder.name}")
     prompts = Prompts(folder, arguments.prompt_tokens)
-    taken: dict[str, dict[Moment, list[Answer]]] = {"mlxd": defaultdict(list), "mlx-lm": defaultdict(list)}
+    taken: dict[str, dict[Moment, list[Answer]]] = defaultdict(lambda: defaultdict(list))
     began = time.monotonic()
-    with both_servers(folder) as (mlxd, mlx_lm):
-        print(f"BLAS for both: {mlx_lm.blas}", flush=True)
+    with all_servers(folder, arguments.peer) as servers:
         for repeat in range(arguments.repeats):
             # Seeds differ from run to run on purpose: nothing that an earlier run left anywhere can help.
             document = report(random.SystemRandom().randrange(2**32), lines=arguments.prompt_tokens // 5)
-            for server in (mlxd, mlx_lm):
-                keeps_on_disk = server is mlxd
-                restarts = "with restarts" if keeps_on_disk or repeat == 0 else "without"
-                for moment, answer in one_repeat(server, prompts, document, restarts).items():
+            for server in servers:
+                restarts = "with restarts" if server.name == "mlxd" or repeat == 0 else "without"
+                try:
+                    answers = one_repeat(server, prompts, document, restarts)
+                except (BenchFailed, openai.OpenAIError) as why:
+                    if server.name == "mlxd":
+                        raise
+                    print(f"repeat {repeat + 1}, {server.name} failed: {why}", flush=True)
+                    server.kill()
+                    continue
+                for moment, answer in answers.items():
                     taken[server.name][moment].append(answer)
                 print(f"repeat {repeat + 1}, {server.name}: {time.monotonic() - began:.0f} s", flush=True)
     _print(taken)
@@ -363,52 +213,35 @@ def main() -> None:
 
 
 def _print(taken: Mapping[str, Mapping[Moment, Sequence[Answer]]]) -> None:
-    rows: list[list[str]] = []
-    for moment in MOMENTS:
-        seconds = {
-            name: spread([answer.first_token_seconds for answer in answers[moment]]) for name, answers in taken.items()
-        }
-        cached = {name: min(answer.cached_tokens for answer in answers[moment]) for name, answers in taken.items()}
-        ratio = seconds["mlx-lm"].median / seconds["mlxd"].median
-        rows.append(
-            [
-                moment,
-                seconds["mlxd"].text(),
-                str(cached["mlxd"]),
-                seconds["mlx-lm"].text(),
-                str(cached["mlx-lm"]),
-                f"{ratio:.1f}x",
-            ]
-        )
-    columns = ["", "mlxd, s", "cached", "mlx-lm, s", "cached", "mlx-lm / mlxd"]
-    print_table("time to first token, median (least-most); cached: fewest cached tokens", columns, rows)
-    pairs = [
-        (one.text, other.text)
-        for moment in MOMENTS
-        for one, other in zip(taken["mlxd"][moment], taken["mlx-lm"][moment], strict=False)
+    rows = [
+        [
+            name,
+            *(
+                f"{spread([answer.first_token_seconds for answer in answers[moment]]).text()} "
+                f"[{min(answer.cached_tokens for answer in answers[moment])}]"
+                for moment in MOMENTS
+            ),
+        ]
+        for name, answers in taken.items()
     ]
-    equal = sum(one == other for one, other in pairs)
-    print(f"greedy texts that are equal, letter for letter: {equal} of {len(pairs)}")
+    print_table("seconds to first token, median (least-most) [fewest cached tokens]", ["", *MOMENTS], rows)
+    ours = taken["mlxd"]
+    for name, answers in taken.items():
+        if name == "mlxd":
+            continue
+        pairs = [
+            (one.text, other.text)
+            for moment in MOMENTS
+            for one, other in zip(ours[moment], answers[moment], strict=False)
+        ]
+        equal = sum(one == other for one, other in pairs)
+        print(f"greedy texts of mlxd and {name} that are equal, letter for letter: {equal} of {len(pairs)}")
     lengths = {answer.prompt_tokens for answers in taken.values() for one in answers.values() for answer in one}
     print(f"prompt tokens as the servers count them: {min(lengths)} to {max(lengths)}")
 
 
 def _messages(document: str, question: str) -> list[ChatCompletionMessageParam]:
     return [{"role": "system", "content": SYSTEM + document}, {"role": "user", "content": question}]
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-def _models_cache() -> Path:
-    """Where the tests keep the models they build."""
-    if configured := os.environ.get("XDG_CACHE_HOME"):
-        return Path(configured) / "mlxd-tests"
-    is_mac = sys.platform == "darwin"
-    return Path.home() / ("Library/Caches" if is_mac else ".cache") / "mlxd-tests"
 
 
 if __name__ == "__main__":
