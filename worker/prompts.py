@@ -4,8 +4,9 @@ Runs on the text thread: a long prompt takes long to tokenize, and a template is
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jinja2
 from tokenizers import Tokenizer
@@ -13,6 +14,9 @@ from tokenizers import Tokenizer
 from protocol.failures import Failure, FailureKind
 from protocol.generation import ChatMessage, ChatPrompt, Generate, Prompt, TextPrompt, TokenPrompt
 from protocol.ids import BLOCK_TOKENS, GRAIN_TOKENS
+from worker.answers.openai_tools import openai_tool
+from worker.answers.tool_preamble import told_of_tools, without_calls
+from worker.template_messages import lost_call, template_messages, ways
 
 STATE_EVERY_BLOCKS = 8
 """A model whose layers cannot all be cut keeps a state at least this often in a long prompt: 2,048 tokens."""
@@ -50,20 +54,41 @@ class PromptRefused(Exception):
         self.failure = failure
 
 
+Tail = Literal["wanted", "unwanted"]
+"""Whether to find out what of a prompt the template put behind the last message: that takes a second rendering."""
+
+ToldBy = Literal["template", "preamble"]
+"""Who told the model of its tools, and so how it will write a call."""
+
+
+class Rendered(NamedTuple):
+    """A chat as text. `tail` is what the template put behind the last message; empty where that was not wanted."""
+
+    text: str
+    tail: str = ""
+    told_by: ToldBy = "template"
+
+
 class PromptTokens(NamedTuple):
     """A prompt's tokens. `message_starts` and `message_ends` are the positions of each message's text in them; empty
-    when a template changed some text, so that it was not found."""
+    when a template changed some text, so that it was not found. `tail` and `told_by` are those of `Rendered`."""
 
     token_ids: list[int]
     message_starts: tuple[int, ...] = ()
     message_ends: tuple[int, ...] = ()
+    tail: str = ""
+    told_by: ToldBy = "template"
 
 
-def prompt_tokens(tokenizer: PromptTokenizer, prompt: Prompt, vocabulary_size: int) -> PromptTokens:
+def prompt_tokens(
+    tokenizer: PromptTokenizer, prompt: Prompt, vocabulary_size: int, tail: Tail = "unwanted"
+) -> PromptTokens:
     """The prompt's tokens, at least one. Raises PromptRefused."""
     match prompt:
         case ChatPrompt():
-            tokens = _chat_tokens(tokenizer, render_chat(tokenizer, prompt), prompt)
+            rendered = render_chat(tokenizer, prompt, tail)
+            tokens = _chat_tokens(tokenizer, rendered.text, prompt)
+            tokens = tokens._replace(tail=rendered.tail, told_by=rendered.told_by)
         case TextPrompt(text=text):
             tokens = PromptTokens(tokenizer.encode(text))
         case TokenPrompt(token_ids=given):
@@ -139,33 +164,89 @@ def resolve_max_tokens(request: Generate, prompt_tokens: int, context_tokens: in
     return left if request.max_tokens is None else min(request.max_tokens, left)
 
 
-def render_chat(tokenizer: PromptTokenizer, prompt: ChatPrompt) -> str:
-    """The template's text, ending where the assistant's answer begins. Raises PromptRefused.
+def render_chat(tokenizer: PromptTokenizer, prompt: ChatPrompt, tail: Tail = "unwanted") -> Rendered:
+    """The template's text, ending where the assistant's answer begins, or goes on. Raises PromptRefused.
 
     The messages are tried as they are. Many templates raise on a system message that is not the first, or drop it;
     then such messages are folded into the user turn that follows, so that every earlier token stays what it was
-    (hoisting them to the front would change the whole prefix at each turn).
+    (hoisting them to the front would change the whole prefix at each turn). A template that does not know tools, or
+    drops a call, gets both as text (see `tool_preamble`).
     """
     if not tokenizer.has_chat_template:
         raise _refused("this model has no chat template; use /v1/completions", "messages")
     reserved = sorted(RESERVED_TEMPLATE_ARGUMENTS & prompt.template_arguments.keys())
     if reserved:
         raise _refused(f"chat_template_kwargs may not set {', '.join(reserved)}", "chat_template_kwargs")
+    if prompt.ending == "continue" and prompt.messages[-1:] and prompt.messages[-1].role != "assistant":
+        raise _refused("only an assistant message can be continued, and the last one is none", "messages")
+    source = str(tokenizer.chat_template)
     messages = prompt.messages
-    if "developer" not in str(tokenizer.chat_template):
+    if "developer" not in source:
         messages = tuple(_as_system(message) for message in messages)
     reasons: list[str] = []
-    for attempt in (messages, fold_system_messages(messages)):
-        try:
-            text = _apply(tokenizer, attempt, prompt.template_arguments)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as why:
-            reasons.append(str(why))
-            continue
-        lost = _lost_instruction(attempt, text)
-        if lost is None:
-            return text
-        reasons.append(f"the model's chat template drops messages[{lost}]")
+    for attempt, told_by in _attempts(messages, prompt, source):
+        for way in ways(attempt):
+            conversation = template_messages(attempt, way, source)
+            try:
+                text = _apply(tokenizer, conversation, prompt, told_by, _GENERATION[prompt.ending])
+            except _TEMPLATE_FAILURES as why:
+                reasons.append(str(why))
+                continue
+            lost = _lost(attempt, text, prompt, told_by)
+            if lost:
+                reasons.append(lost)
+                continue
+            if prompt.ending == "continue":
+                return _left_open(text, attempt[-1], told_by)
+            without = ""
+            if tail == "wanted":
+                without = _apply(tokenizer, conversation, prompt, told_by, "no")
+            return Rendered(text, text[len(without) :] if text.startswith(without) else text[-_TAIL:], told_by)
     raise _refused(f"the model's chat template refused the messages: {reasons[0]}", "messages")
+
+
+_TEMPLATE_FAILURES = (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError)
+_GENERATION: dict[str, Literal["yes", "no"]] = {"new_message": "yes", "continue": "no"}
+_TAIL = 64
+"""How much of a prompt's end is looked at for a marker where the template's own part of it is not known."""
+
+
+def _attempts(
+    messages: tuple[ChatMessage, ...], prompt: ChatPrompt, source: str
+) -> Iterator[tuple[tuple[ChatMessage, ...], ToldBy]]:
+    """Conversations to try, from what was sent to what differs most from it."""
+    kinds: list[tuple[tuple[ChatMessage, ...], ToldBy]] = []
+    has_calls = any(message.tool_calls or message.role == "tool" for message in messages)
+    if (not prompt.tools or "tools" in source) and (not has_calls or "tool" in source):
+        kinds.append((messages, "template"))
+    if prompt.tools:
+        kinds.append((told_of_tools(messages, prompt.tools), "preamble"))
+    elif has_calls:
+        kinds.append((without_calls(messages), "template"))
+    for (kind, told_by), fold in product(kinds, (tuple[ChatMessage, ...], fold_system_messages)):
+        yield fold(kind), told_by
+
+
+def _left_open(text: str, message: ChatMessage, told_by: ToldBy) -> Rendered:
+    """The text up to the end of its last message, whose own text decides whether it goes on thinking."""
+    content = message.content.rstrip()
+    at = text.rfind(content)
+    if not content or at < 0:
+        raise _refused("the model's chat template changes the last message, so it cannot be continued", "messages")
+    return Rendered(text[: at + len(content)], content, told_by)
+
+
+def _lost(messages: Sequence[ChatMessage], text: str, prompt: ChatPrompt, told_by: ToldBy) -> str:
+    """What the template dropped; empty if nothing."""
+    lost = _lost_instruction(messages, text)
+    if lost is not None:
+        return f"the model's chat template drops messages[{lost}]"
+    lost = lost_call(messages, text)
+    if lost is not None:
+        return f"the model's chat template drops the tool calls of messages[{lost}]"
+    if told_by == "template" and any(tool.name not in text for tool in prompt.tools):
+        return "the model's chat template drops the tools"
+    return ""
 
 
 def fold_system_messages(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
@@ -192,27 +273,17 @@ def fold_system_messages(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, 
     return tuple(folded)
 
 
-def _apply(tokenizer: PromptTokenizer, messages: Sequence[ChatMessage], arguments: dict[str, Any]) -> str:
-    conversation = [_template_message(message) for message in messages]
-    return tokenizer.apply_chat_template(
-        conversation, **{**arguments, "tokenize": False, "add_generation_prompt": True}
-    )
-
-
-def _template_message(message: ChatMessage) -> dict[str, Any]:
-    fields: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.name is not None:
-        fields["name"] = message.name
-    if message.reasoning_content is not None:
-        fields["reasoning_content"] = message.reasoning_content
-    if message.tool_call_id is not None:
-        fields["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        fields["tool_calls"] = [
-            {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.tool_calls
-        ]
-    return fields
+def _apply(
+    tokenizer: PromptTokenizer,
+    conversation: list[dict[str, Any]],
+    prompt: ChatPrompt,
+    told_by: ToldBy,
+    generation_prompt: Literal["yes", "no"],
+) -> str:
+    arguments = {**prompt.template_arguments, "tokenize": False, "add_generation_prompt": generation_prompt == "yes"}
+    if prompt.tools and told_by == "template":
+        arguments["tools"] = [openai_tool(tool) for tool in prompt.tools]
+    return tokenizer.apply_chat_template(conversation, **arguments)
 
 
 def _lost_instruction(messages: Sequence[ChatMessage], text: str) -> int | None:

@@ -101,3 +101,29 @@ PHI = CallSyntax(
     markers=("<|tool_call|>", "<|/tool_call|>"),
 )
 """Phi-4-mini."""
+
+KIMI_K2 = CallSyntax(
+    section_start="<|tool_calls_section_begin|>",
+    before_name="<|tool_call_begin|>functions.",
+    before_arguments=":0<|tool_call_argument_begin|>",
+    after_arguments="<|tool_call_end|>",
+    section_end="<|tool_calls_section_end|>",
+    markers=(
+        "<|tool_calls_section_begin|>",
+        "<|tool_call_begin|>",
+        "<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+        "<|tool_calls_section_end|>",
+    ),
+    max_calls=1,
+)
+"""Kimi K2. It numbers its calls, which this text cannot: one call only."""
+
+HARMONY = CallSyntax(
+    before_name="<|channel|>commentary to=functions.",
+    before_arguments=" <|constrain|>json<|message|>",
+    after_arguments="<|call|>",
+    markers=("<|channel|>", "<|constrain|>", "<|message|>", "<|call|>"),
+    max_calls=1,
+)
+"""gpt-oss. `<|call|>` ends its turn."""

@@ -1,0 +1,301 @@
+"""The formats in which families of models write calls. Pure.
+
+A call stands in an envelope: from a marker that opens it to one that closes it. Where its arguments are one JSON object
+behind a known header, they can be streamed; else the envelope is read when it is closed.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import regex
+
+from protocol.tools import Tool
+from worker.answers import call_syntax, tagged_calls
+from worker.answers.call_syntax import CallSyntax
+from worker.answers.gemma_calls import read_function_gemma_calls, read_gemma4_calls
+from worker.answers.json_calls import read_json_calls
+from worker.answers.pythonic_calls import read_pythonic_calls
+from worker.answers.readings import ReadCall, Reader, Reading
+from worker.answers.tagged_calls import read_tagged_calls
+
+
+class Match(Protocol):
+    """What is asked of the `regex` library's matches. `partial`: the text ended before the pattern did."""
+
+    @property
+    def partial(self) -> bool: ...
+
+    def end(self) -> int: ...
+
+    def groupdict(self) -> dict[str, str | None]: ...
+
+
+class Pattern(Protocol):
+    """And of its patterns. `re` cannot tell whether a text may yet become a match."""
+
+    def match(self, string: str, *, partial: bool) -> Match | None: ...
+
+
+def _compiled(pattern: str) -> Pattern:
+    return regex.compile(pattern)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallFormat:
+    """`opens` and `closes` are an envelope's markers; without `closes` it ends with its JSON, or with the answer.
+
+    `sections` are markers around several envelopes, no text of their own. `header` matches an envelope's inside up to
+    and with the `{` of the arguments (group `name`), `item_end` what follows the arguments; its group `again` says that
+    another header comes in this envelope. `bare` matches calls that begin with no marker, where an answer begins or
+    another call ended; if it has a group `known_name`, that must be one of the tools. `goes_on` says of an inside that
+    a value in it is open, so that the marker behind may be a part of it. `syntax` is how to write a call.
+    """
+
+    name: str
+    opens: tuple[str, ...] = ()
+    closes: tuple[str, ...] = ()
+    sections: tuple[str, ...] = ()
+    read: Reader
+    header: Pattern | None = None
+    item_end: Pattern | None = None
+    bare: Pattern | None = None
+    goes_on: Callable[[str], bool] | None = None
+    syntax: CallSyntax | None = None
+
+
+_NAME = r'"(?P<name>[^"\\]+)"'
+_JSON_ITEM = rf'\s*\{{\s*"name"\s*:\s*{_NAME}\s*,\s*"(?:arguments|parameters)"\s*:\s*\{{'
+_ID = r'(?:"id"\s*:\s*"[^"\\]*"\s*,\s*)?'
+_LIST_ITEM = rf'\s*\[?\s*\{{\s*{_ID}"name"\s*:\s*{_NAME}\s*,\s*"(?:arguments|parameters)"\s*:\s*\{{'
+_COHERE_ITEM = (
+    rf'\s*\[?\s*\{{\s*(?:"tool_call_id"\s*:\s*"[^"\\]*"\s*,\s*)?"tool_name"\s*:\s*{_NAME}\s*,\s*"parameters"\s*:\s*\{{'
+)
+_LIST_REST = r'\s*(?:,\s*"id"\s*:\s*"[^"\\]*"\s*)?\}\s*'
+
+
+def _list_end(close: str) -> Pattern:
+    # Without a marker nothing may be taken after the bracket: what follows is text.
+    last = rf"\]\s*{regex.escape(close)}" if close else r"\]"
+    return _compiled(rf"{_LIST_REST}(?:(?P<again>,)|{last})")
+
+
+def _one_end(close: str) -> Pattern:
+    return _compiled(rf"\s*\}}\s*{regex.escape(close)}")
+
+
+def _hermes(name: str, opens: str, closes: str) -> CallFormat:
+    return CallFormat(
+        name=name,
+        opens=(opens,),
+        closes=(closes,),
+        read=read_json_calls,
+        header=_compiled(_JSON_ITEM),
+        item_end=_one_end(closes),
+        syntax=call_syntax.HERMES if opens == "<tool_call>" else None,
+    )
+
+
+def _is_open(opens: str, closes: str, inside: str) -> bool:
+    return inside.rfind(opens) > inside.rfind(closes)
+
+
+def _tagged(name: str, opens: str, closes: str, shape: tagged_calls.TaggedShape) -> CallFormat:
+    return CallFormat(name=name, opens=(opens,), closes=(closes,), read=partial(read_tagged_calls, shape))
+
+
+def _tagged_or_json(inside: str, tools: Sequence[Tool]) -> Reading | None:
+    """Models of the XML kind fall back into the JSON kind that shares its markers."""
+    return read_tagged_calls(tagged_calls.QWEN_CODER, inside, tools) or read_json_calls(inside, tools)
+
+
+def _glm_or_json(inside: str, tools: Sequence[Tool]) -> Reading | None:
+    return read_tagged_calls(tagged_calls.GLM, inside, tools) or read_json_calls(inside, tools)
+
+
+HERMES = _hermes("hermes", "<tool_call>", "</tool_call>")
+
+QWEN_CODER = CallFormat(
+    name="qwen_coder",
+    opens=("<tool_call>",),
+    closes=("</tool_call>",),
+    read=_tagged_or_json,
+    goes_on=partial(_is_open, "<parameter=", "</parameter>"),
+)
+SEED = CallFormat(
+    name="seed",
+    opens=("<seed:tool_call>",),
+    closes=("</seed:tool_call>",),
+    read=_tagged_or_json,
+    goes_on=partial(_is_open, "<parameter=", "</parameter>"),
+)
+GLM = CallFormat(
+    name="glm",
+    opens=("<tool_call>",),
+    closes=("</tool_call>",),
+    read=_glm_or_json,
+    goes_on=partial(_is_open, "<arg_value>", "</arg_value>"),
+)
+MINIMAX = _tagged("minimax", "<minimax:tool_call>", "</minimax:tool_call>", tagged_calls.MINIMAX)
+LONGCAT = _tagged("longcat", "<longcat_tool_call>", "</longcat_tool_call>", tagged_calls.LONGCAT)
+DEEPSEEK_V32 = _tagged(
+    "deepseek_v32", "<｜DSML｜function_calls>", "</｜DSML｜function_calls>", tagged_calls.DEEPSEEK_V32
+)
+
+GEMMA4 = CallFormat(name="gemma4", opens=("<|tool_call>",), closes=("<tool_call|>",), read=read_gemma4_calls)
+FUNCTION_GEMMA = CallFormat(
+    name="function_gemma",
+    opens=("<start_function_call>",),
+    closes=("<end_function_call>",),
+    read=read_function_gemma_calls,
+)
+
+
+def _json_or_pythonic(inside: str, tools: Sequence[Tool]) -> Reading | None:
+    return read_pythonic_calls(inside, tools) or read_json_calls(inside, tools)
+
+
+LFM2 = CallFormat(name="lfm2", opens=("<|tool_call_start|>",), closes=("<|tool_call_end|>",), read=_json_or_pythonic)
+
+
+def _llama(inside: str, tools: Sequence[Tool]) -> Reading | None:
+    """JSON, or Python; one of the built-in tools is called in Python (`brave_search.call(query="…")`)."""
+    text = inside.strip().removesuffix(_PYTHON_END)
+    reading = read_json_calls(text, tools) or read_pythonic_calls(text, tools)
+    if reading is None:
+        return None
+    return Reading(tuple(ReadCall(call.name.removesuffix(".call"), call.arguments) for call in reading.calls))
+
+
+_PYTHON_END = "<|python_end|>"
+_LLAMA_ITEM = (
+    r'(?:;\s*)?\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?'
+    rf'"name"\s*:\s*{_NAME}\s*,\s*"(?:parameters|arguments)"\s*:\s*\{{'
+)
+LLAMA = CallFormat(
+    name="llama",
+    opens=("<|python_tag|>", "<|python_start|>"),
+    sections=(_PYTHON_END,),
+    read=_llama,
+    header=_compiled(rf"\s*{_LLAMA_ITEM}"),
+    item_end=_compiled(r"\s*\}"),
+    bare=_compiled(rf"{_LLAMA_ITEM}|\[\s*(?P<known_name>[A-Za-z_][\w.]*)\("),
+    syntax=call_syntax.LLAMA,
+)
+"""Llama 3.1 to 4: JSON without a marker, or a list of calls in Python."""
+
+_MISTRAL_ITEM = r"(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?\[ARGS\]\s*\{"
+MISTRAL_NAMED = CallFormat(
+    name="mistral_named",
+    opens=("[TOOL_CALLS]",),
+    read=read_json_calls,
+    header=_compiled(rf"\s*{_MISTRAL_ITEM}"),
+    item_end=_compiled(""),
+    bare=_compiled(_MISTRAL_ITEM.replace("<name>", "<known_name>")),
+    syntax=call_syntax.MISTRAL_NAMED,
+)
+MISTRAL_LIST = CallFormat(
+    name="mistral_list",
+    opens=("[TOOL_CALLS]",),
+    read=read_json_calls,
+    header=_compiled(_LIST_ITEM),
+    item_end=_list_end(""),
+    syntax=call_syntax.MISTRAL_LIST,
+)
+
+DEEPSEEK_V3 = CallFormat(
+    name="deepseek_v3",
+    opens=("<｜tool▁call▁begin｜>",),
+    closes=("<｜tool▁call▁end｜>",),
+    sections=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    read=read_json_calls,
+    header=_compiled(r"\s*function\s*<｜tool▁sep｜>\s*(?P<name>[^\s<`]+)\s*```(?:json)?\s*\{"),
+    item_end=_compiled(r"\s*```\s*<｜tool▁call▁end｜>"),
+    syntax=call_syntax.DEEPSEEK_V3,
+)
+DEEPSEEK_V31 = CallFormat(
+    name="deepseek_v31",
+    opens=("<｜tool▁call▁begin｜>",),
+    closes=("<｜tool▁call▁end｜>",),
+    sections=DEEPSEEK_V3.sections,
+    read=read_json_calls,
+    header=_compiled(r"\s*(?P<name>[^\s<`{]+)\s*<｜tool▁sep｜>\s*\{"),
+    item_end=_compiled(r"\s*<｜tool▁call▁end｜>"),
+    syntax=call_syntax.DEEPSEEK_V31,
+)
+
+KIMI_K2 = CallFormat(
+    name="kimi_k2",
+    opens=("<|tool_call_begin|>",),
+    closes=("<|tool_call_end|>",),
+    sections=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    read=read_json_calls,
+    header=_compiled(r"\s*(?:functions\.)?(?P<name>[\w.-]+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*\{"),
+    item_end=_compiled(r"\s*<\|tool_call_end\|>"),
+    syntax=call_syntax.KIMI_K2,
+)
+
+GRANITE_LIST = CallFormat(
+    name="granite_list",
+    opens=("<|tool_call|>", "<tool_call>"),
+    read=read_json_calls,
+    header=_compiled(_LIST_ITEM),
+    item_end=_list_end(""),
+    syntax=call_syntax.GRANITE_LIST,
+)
+PHI = CallFormat(
+    name="phi",
+    opens=("<|tool_call|>",),
+    closes=("<|/tool_call|>",),
+    read=read_json_calls,
+    header=_compiled(_LIST_ITEM),
+    item_end=_list_end("<|/tool_call|>"),
+    syntax=call_syntax.PHI,
+)
+COMMAND = CallFormat(
+    name="command",
+    opens=("<|START_ACTION|>",),
+    closes=("<|END_ACTION|>",),
+    read=read_json_calls,
+    header=_compiled(_COHERE_ITEM),
+    item_end=_list_end("<|END_ACTION|>"),
+)
+"""Command R7B and Command A."""
+COMMAND_R = CallFormat(
+    name="command_r", opens=("Action: ```json", "Action:```json"), closes=("```",), read=read_json_calls
+)
+"""Command-R and R+ of 2024."""
+
+
+def _nothing(inside: str, tools: Sequence[Tool]) -> Reading | None:
+    del inside, tools
+    return None
+
+
+HARMONY = CallFormat(
+    name="harmony",
+    opens=(
+        "<|channel|>commentary to=functions.",
+        "<|channel|>analysis to=functions.",
+        "<|start|>assistant to=functions.",
+        " to=functions.",
+    ),
+    closes=("<|call|>", "<|end|>"),
+    read=_nothing,
+    header=_compiled(
+        r"(?P<name>[\w.-]+)\s*(?:<\|channel\|>\s*\w+\s*)?(?:<\|constrain\|>)?\s*(?:json|JSON|code)?\s*<\|message\|>\s*\{"
+    ),
+    item_end=_compiled(r"\s*(?:<\|call\|>|<\|end\|>)"),
+    syntax=call_syntax.HARMONY,
+)
+"""gpt-oss. Its other channels are reasoning and text: see `thinking`."""
+
+
+def foreign(opens: str, closes: str) -> CallFormat:
+    """A format that only mlx-lm's own parser reads."""
+    return CallFormat(name="mlx_lm", opens=(opens,), closes=(closes,) if closes else (), read=_nothing)
+
+
+ForeignParser = Callable[[str, Any], Any]
+"""mlx-lm's parser of a family: text inside the markers and tools → a call, or a list of them. May raise anything."""

@@ -1,0 +1,55 @@
+"""Tools for a model whose chat template knows none: a system text tells it, and calls and results become plain text. Pure.
+
+Read back with the Hermes format, which is what most models have seen.
+"""
+
+from collections.abc import Sequence
+
+from protocol.generation import ChatMessage
+from protocol.tools import Tool
+from worker.answers.openai_tools import openai_tool
+from worker.answers.readings import as_json
+
+_BEFORE_TOOLS = "You can call functions. Each line between <tools> and </tools> describes one, with a JSON schema of its parameters."
+_AFTER_TOOLS = (
+    "To call a function, write this and nothing after it, once for each call:\n"
+    '<tool_call>\n{"name": "the function", "arguments": {"parameter": "value"}}\n</tool_call>\n'
+    "You will then be given the result between <tool_response> and </tool_response>. "
+    "When no function helps, answer in plain text."
+)
+
+
+def told_of_tools(messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> tuple[ChatMessage, ...]:
+    """The conversation with a system text about the tools, behind the client's own system text if there is one."""
+    lines = "\n".join(as_json(openai_tool(tool)) for tool in tools)
+    text = f"{_BEFORE_TOOLS}\n<tools>\n{lines}\n</tools>\n{_AFTER_TOOLS}"
+    plain = without_calls(messages)
+    if plain and plain[0].role in ("system", "developer"):
+        first = plain[0]
+        content = f"{first.content}\n\n{text}" if first.content else text
+        return (ChatMessage(role=first.role, content=content, name=first.name), *plain[1:])
+    return (ChatMessage(role="system", content=text), *plain)
+
+
+def without_calls(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
+    """The same conversation in the roles that every template knows: calls in the assistant's text, results in a user's."""
+    plain: list[ChatMessage] = []
+    follows_result = False
+    for message in messages:
+        is_result = message.role == "tool"
+        if is_result:
+            content = f"<tool_response>\n{message.content}\n</tool_response>"
+            if follows_result:
+                content = f"{plain.pop().content}\n{content}"
+            plain.append(ChatMessage(role="user", content=content))
+        elif message.tool_calls:
+            calls = [
+                f"<tool_call>\n{as_json({'name': call.name, 'arguments': call.arguments})}\n</tool_call>"
+                for call in message.tool_calls
+            ]
+            content = "\n".join([*([message.content] if message.content else []), *calls])
+            plain.append(ChatMessage(role=message.role, content=content, reasoning_content=message.reasoning_content))
+        else:
+            plain.append(message)
+        follows_result = is_result
+    return tuple(plain)
