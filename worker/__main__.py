@@ -49,6 +49,7 @@ from protocol.handshake import PROTOCOL_VERSION, Hello, Refused, Welcome
 from protocol.launch import WorkerLaunch
 from protocol.model_kind import ModelKind, UnsupportedFolder, capabilities_of
 from protocol.sockets import Peer, PeerGone
+from worker.answers.of_tokenizer import formats_of_tokenizer
 from worker.board import Board
 from worker.cold_cache import ColdCache
 from worker.detokenizer import detokenizer_maker
@@ -218,8 +219,10 @@ class Worker:
             tokenizer = load_tokenizer(path)
             context = self._context_tokens(context_tokens(path))
         wrapped = tokenizer._tokenizer  # noqa: SLF001 - what mlx-lm's wrapper wraps
+        formats = formats_of_tokenizer(tokenizer)
         text_plane = TextPlane(
             tokenizer=tokenizer,
+            formats=formats,
             questions=TokenQuestions(tokenizer, wrapped, context_tokens=context),
             context_tokens=context,
             deliver=self._inbox.put,
@@ -273,6 +276,11 @@ class Worker:
                 load_seconds=time.monotonic() - started,
                 prefix_reuse=engine.prefix_reuse,
                 fingerprint=loaded.fingerprint,
+                capabilities=(
+                    *capabilities_of("generation"),
+                    *(("tools",) if tokenizer.has_chat_template else ()),
+                    *(("reasoning",) if formats.thinking is not None else ()),
+                ),
             )
         )
         log.info("ready", model=launch.model, load_seconds=round(time.monotonic() - started, 2), context=context)

@@ -6,6 +6,7 @@ after an error the device's state is unknown.
 
 import contextlib
 import queue
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,8 +18,6 @@ from protocol.failures import Failure, FailureKind
 from protocol.generation import (
     CacheReport,
     Cancel,
-    ChosenLogprob,
-    Delta,
     Drain,
     Failed,
     Finished,
@@ -34,12 +33,14 @@ from protocol.generation import (
     WorkerEvent,
 )
 from protocol.ids import BLOCK_TOKENS, BlockKey, RequestId
+from worker.answers.parts import AnswerEnd
 from worker.detokenizer import Detokenizer
 from worker.engine import Drawn, Engine
 from worker.messages import BlocksFetched, BlockStored, InboxMessage
 from worker.neighbours import Alone, DeviceSharing, Hold, Load
 from worker.output import StopStrings
 from worker.prefix_cache import PrefixCache
+from worker.row_answer import RowAnswer
 from worker.scheduler import Decode, Idle, Join, Open, Park, Prefill, Scheduler, Step
 from worker.sequence import BooksDoNotAddUp, Lane, Prepared, Sequence, lane_of, timings
 from worker.warming import STORE_SECONDS, Warming, WarmingPrefixes
@@ -64,15 +65,19 @@ class _Row:
     prepared: Prepared
     detokenizer: Detokenizer
     stops: StopStrings
+    answer: RowAnswer
     is_open: bool = False
     touched: tuple[BlockKey, ...] = ()
     report: CacheReport = field(default_factory=CacheReport)
     kept_until: int = 0
     drawn: int = 0
-    unsent_tokens: int = 0
-    unsent_logprobs: tuple[ChosenLogprob, ...] = ()
     told: Waiting | None = None
     told_at: float = 0.0
+
+
+def new_call_id() -> str:
+    """Looks as clients expect, and is used once."""
+    return f"call_{secrets.token_hex(12)}"
 
 
 class StepLoop(Generic[Payload]):
@@ -90,8 +95,10 @@ class StepLoop(Generic[Payload]):
         send: Callable[[WorkerEvent], None],
         clock: Callable[[], float],
         device: DeviceSharing | None = None,
+        new_call_id: Callable[[], str] = new_call_id,
     ) -> None:
         """`device` knows the other workers on it; without one, this worker behaves as if it were alone."""
+        self._new_call_id = new_call_id
         self._device = device or Alone()
         self._engine = engine
         self._scheduler = scheduler
@@ -179,7 +186,9 @@ class StepLoop(Generic[Payload]):
             self._fail(request_id, FailureKind.SHUTTING_DOWN, "the model's process is stopping; send the request again")
             return
         stops = StopStrings(prepared.request.stop)
-        self._rows[request_id] = _Row(prepared=prepared, detokenizer=self._make_detokenizer(), stops=stops)
+        answer = RowAnswer(request_id, prepared.answer.parser(), self._new_call_id)
+        detokenizer = self._make_detokenizer()
+        self._rows[request_id] = _Row(prepared=prepared, detokenizer=detokenizer, stops=stops, answer=answer)
         waits = self._cache.prefetch(prepared, self._scheduler.rate_tokens_per_second)
         self._scheduler.add(
             Sequence(
@@ -382,20 +391,24 @@ class StepLoop(Generic[Payload]):
         row = self._rows[token.request_id]
         request = row.prepared.request
         row.drawn += 1
-        row.unsent_tokens += 1
+        row.answer.drew()
         if token.token_id in self._end_token_ids or token.token_id in request.stop_token_ids:
-            self._finish(row, self._rest(row), FinishReason.STOP)
+            self._finish(row, self._rest(row), "stop")
             return token.request_id
         if token.logprob is not None:
-            row.unsent_logprobs += (token.logprob,)
+            row.answer.scored(token.logprob)
         emitted = row.stops.push(row.detokenizer.push(token.token_id))
         if emitted.matched is not None:
-            self._finish(row, emitted.text, FinishReason.STOP, emitted.matched)
+            self._finish(row, emitted.text, "stop_string", emitted.matched)
             return token.request_id
         if row.drawn >= row.prepared.max_tokens:
-            self._finish(row, emitted.text + self._rest(row), FinishReason.LENGTH)
+            self._finish(row, emitted.text + self._rest(row), "length")
             return token.request_id
-        self._send_delta(row, emitted.text)
+        for event in row.answer.push(emitted.text):
+            self._send(event)
+        if row.answer.is_over:
+            self._finish(row, "", "stop")
+            return token.request_id
         return None
 
     def _rest(self, row: _Row) -> str:
@@ -403,10 +416,11 @@ class StepLoop(Generic[Payload]):
         last = row.stops.push(row.detokenizer.flush())
         return last.text if last.matched is not None else last.text + row.stops.flush()
 
-    def _finish(self, row: _Row, text: str, reason: FinishReason, matched: str | None = None) -> None:
+    def _finish(self, row: _Row, text: str, end: AnswerEnd, matched: str | None = None) -> None:
         request_id = row.prepared.request_id
         sequence = self._sequence(request_id)
-        self._send_delta(row, text)
+        for event in row.answer.finish(text, end):
+            self._send(event)
         held = self._engine.tokens_held(request_id)
         self._keep(row, held)
         if self._engine.keeps_states:
@@ -414,13 +428,17 @@ class StepLoop(Generic[Payload]):
         self._send(
             Finished(
                 request_id=request_id,
-                reason=reason,
+                reason=_reason(end, row.answer),
                 usage=Usage(
-                    prompt_tokens=sequence.prompt_tokens, completion_tokens=row.drawn, cached_tokens=sequence.cached
+                    prompt_tokens=sequence.prompt_tokens,
+                    completion_tokens=row.drawn,
+                    cached_tokens=sequence.cached,
+                    reasoning_tokens=row.answer.reasoning_tokens,
                 ),
                 timings=timings(sequence, self._clock()),
                 cache=row.report,
                 matched_stop=matched,
+                warnings=row.answer.warnings,
             )
         )
 
@@ -448,14 +466,6 @@ class StepLoop(Generic[Payload]):
         self._cache.keep_state(
             row.prepared, token_ids, position, state, lambda a, b: self._engine.cut(request_id, a, b)
         )
-
-    def _send_delta(self, row: _Row, text: str) -> None:
-        if not text and not row.unsent_logprobs:
-            return
-        self._send(
-            Delta(request_id=row.prepared.request_id, text=text, tokens=row.unsent_tokens, logprobs=row.unsent_logprobs)
-        )
-        row.unsent_tokens, row.unsent_logprobs = 0, ()
 
     def _report_prefill(self, sequence: Sequence) -> None:
         self._send(
@@ -494,3 +504,15 @@ class StepLoop(Generic[Payload]):
             token_ids = self._engine.token_ids(request_id) if row.is_open else ()
             self._cache.request_over(row.prepared, token_ids, row.touched)
         self._engine.drop(request_ids)
+
+
+def _reason(end: AnswerEnd, answer: RowAnswer) -> FinishReason:
+    match end:
+        case "stop":
+            return FinishReason.TOOL_CALLS if answer.has_whole_call else FinishReason.STOP
+        case "stop_string":
+            return FinishReason.STOP
+        case "length":
+            return FinishReason.LENGTH
+        case _:
+            assert_never(end)

@@ -217,7 +217,9 @@ def _attempts(
     """Conversations to try, from what was sent to what differs most from it."""
     kinds: list[tuple[tuple[ChatMessage, ...], ToldBy]] = []
     has_calls = any(message.tool_calls or message.role == "tool" for message in messages)
-    if (not prompt.tools or "tools" in source) and (not has_calls or "tool" in source):
+    # Without a source mlx-lm renders with code of its own, which is for models that know tools.
+    knows = source == "None"
+    if (knows or not prompt.tools or "tools" in source) and (knows or not has_calls or "tool" in source):
         kinds.append((messages, "template"))
     if prompt.tools:
         kinds.append((told_of_tools(messages, prompt.tools), "preamble"))

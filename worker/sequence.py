@@ -6,6 +6,7 @@ from typing import Protocol
 
 from protocol.generation import Generate, Timings, Warm
 from protocol.ids import GRAIN_TOKENS, Grain, RequestId
+from worker.answers.plan import AnswerPlan
 from worker.hashing import Root
 
 
@@ -33,7 +34,7 @@ class Prepared:
     `boundaries` are positions in the prompt at which a later prompt is likely to part from it, ascending, multiples of
     GRAIN_TOKENS. `warm` is set when the request only fills the cache; `request` then draws nothing.
     `max_tokens` is resolved: never beyond the context. `arrived` is on the worker's monotonic clock, in seconds.
-    `matcher` is this row's own; without one it may say anything.
+    `matcher` is this row's own; without one it may say anything. `answer` says how its text is to be read.
     """
 
     request: Generate
@@ -46,6 +47,7 @@ class Prepared:
     boundaries: tuple[int, ...] = ()
     warm: Warm | None = None
     matcher: Matcher | None = None
+    answer: AnswerPlan = field(default_factory=AnswerPlan)
 
     @property
     def request_id(self) -> RequestId:

@@ -34,7 +34,7 @@ def ways(messages: Sequence[ChatMessage]) -> Iterator[TemplateWay]:
 
 
 def template_messages(messages: Sequence[ChatMessage], way: TemplateWay, template: str) -> list[dict[str, Any]]:
-    """For `apply_chat_template`. Only fields that are there: a template asks `is defined`, and null would be an answer."""
+    """For `apply_chat_template`. Only what is there: a template asks `is defined`, and null would be an answer."""
     ids_are_short = "[TOOL_CALLS]" in template
     return [_template_message(message, way, "short" if ids_are_short else "given") for message in messages]
 

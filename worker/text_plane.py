@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from protocol.failures import Failure, FailureKind
 from protocol.generation import (
+    ChatPrompt,
     Detokenize,
     Detokenized,
     Embed,
@@ -19,6 +20,7 @@ from protocol.generation import (
 )
 from protocol.sampling import Sampling
 from worker import hashing
+from worker.answers.plan import AnswerFormats, plan
 from worker.prompts import PromptRefused, PromptTokenizer, boundaries, prompt_tokens, resolve_max_tokens
 from worker.sequence import Prepared
 from worker.text_thread import TextThread
@@ -47,7 +49,10 @@ class TextPlane:
         deliver: Callable[[Prepared], None],
         send: Callable[[Queued | Tokenized | Detokenized | Failed], None],
         clock: Callable[[], float],
+        formats: AnswerFormats | None = None,
     ) -> None:
+        """`formats` are those in which this model writes reasoning and calls; without, it is taken to know neither."""
+        self._formats = formats or AnswerFormats()
         self._tokenizer = tokenizer
         self._questions = questions
         self._context_tokens = context_tokens
@@ -113,7 +118,10 @@ class TextPlane:
                     param="logit_bias",
                 )
             )
-        prompt = prompt_tokens(self._tokenizer, request.prompt, vocabulary_size)
+        splits = request.reasoning == "split" and self._formats.thinking is not None
+        prompt = prompt_tokens(
+            self._tokenizer, request.prompt, vocabulary_size, tail="wanted" if splits else "unwanted"
+        )
         token_ids = prompt.token_ids
         max_tokens = resolve_max_tokens(request, len(token_ids), self._context_tokens)
         root = hashing.root(fingerprint, request.cache.scope)
@@ -127,4 +135,12 @@ class TextPlane:
             message_starts=prompt.message_starts,
             boundaries=boundaries(prompt, request.prompt),
             warm=warm,
+            answer=plan(
+                self._formats,
+                tools=request.prompt.tools if isinstance(request.prompt, ChatPrompt) else (),
+                tool_use=request.tool_use,
+                told_by=prompt.told_by,
+                reasoning=request.reasoning,
+                tail=prompt.tail,
+            ),
         )

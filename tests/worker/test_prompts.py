@@ -98,7 +98,7 @@ def refusal(act: Callable[[], object]) -> PromptRefused:
 @pytest.mark.parametrize("tokenizer", ["raises", "drops"])
 def test_a_system_message_anywhere(script: Any, tokenizer: str, messages: list[ChatMessage]) -> None:
     """C04: whether the template raises on it or drops it, the instruction is in the prompt exactly once."""
-    text = render_chat(script if tokenizer == "raises" else TemplateOnly(without_system), chat(*messages))
+    text = render_chat(script if tokenizer == "raises" else TemplateOnly(without_system), chat(*messages)).text
 
     assert text.count("NOTE") == 1
     for message in messages:
@@ -108,8 +108,8 @@ def test_a_system_message_anywhere(script: Any, tokenizer: str, messages: list[C
 def test_folding_leaves_earlier_turns_as_they_were(script: Any) -> None:
     """K08: a note in a later turn must not change the prefix that is cached already."""
     history = [says("system", "be brief"), says("user", "one"), says("assistant", "two")]
-    before = render_chat(script, chat(*history, says("user", "x")))
-    after = render_chat(script, chat(*history, says("system", "NOTE"), says("user", "three")))
+    before = render_chat(script, chat(*history, says("user", "x"))).text
+    after = render_chat(script, chat(*history, says("system", "NOTE"), says("user", "three"))).text
 
     shared = before[: before.index("x<|im_end|>")]
     assert after.startswith(shared)
@@ -119,7 +119,7 @@ def test_a_template_that_takes_them_gets_them_as_they_are() -> None:
     """Folding is a way out, not the rule."""
     messages = [says("user", "one"), says("system", "NOTE"), says("user", "two")]
 
-    assert render_chat(TemplateOnly(lines), chat(*messages)) == "[user]one\n[system]NOTE\n[user]two\n"
+    assert render_chat(TemplateOnly(lines), chat(*messages)).text == "[user]one\n[system]NOTE\n[user]two\n"
 
 
 def test_a_template_that_takes_no_system_at_all_is_an_answer_not_a_loss() -> None:
@@ -158,7 +158,7 @@ def test_folding_loses_nothing(roles: list[Any]) -> None:
 @pytest.mark.parametrize(("source", "role"), [("... 'developer' ...", "developer"), ("...", "system")])
 def test_developer_is_system_unless_the_template_knows_it(source: str, role: str) -> None:
     """C05."""
-    text = render_chat(TemplateOnly(lines, source), chat(says("developer", "be brief"), says("user", "x")))
+    text = render_chat(TemplateOnly(lines, source), chat(says("developer", "be brief"), says("user", "x"))).text
 
     assert text.startswith(f"[{role}]be brief")
 
@@ -174,7 +174,7 @@ def test_a_call_without_text_renders_as_empty_text(script: Any) -> None:
             says("tool", "12 degrees", tool_call_id="c1"),
             says("user", "SC04"),
         ),
-    )
+    ).text
 
     assert "None" not in text
     assert '"city": "Oslo"' in text
@@ -224,7 +224,7 @@ def test_arguments_that_would_replace_the_request_are_refused(script: Any, name:
 def test_other_arguments_never_crash(script: Any, name: str) -> None:
     """Known or not, they end in a prompt or in a refusal."""
     try:
-        text = render_chat(script, chat(says("user", "SC04"), **{name: "x"}))
+        text = render_chat(script, chat(says("user", "SC04"), **{name: "x"})).text
     except PromptRefused:
         return
     assert text.endswith("<|SC04|>")

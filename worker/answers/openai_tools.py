@@ -7,6 +7,8 @@ from protocol.tools import Tool
 
 def openai_tool(tool: Tool) -> dict[str, Any]:
     """Its keys always in this order: a prefix is only the same if its bytes are."""
-    parameters = tool.parameters if tool.parameters is not None else {"type": "object", "properties": {}}
-    function = {"name": tool.name, "description": tool.description, "parameters": parameters}
+    parameters: dict[str, Any] = (
+        tool.parameters if tool.parameters is not None else {"type": "object", "properties": {}}
+    )
+    function: dict[str, Any] = {"name": tool.name, "description": tool.description, "parameters": parameters}
     return {"type": "function", "function": function}

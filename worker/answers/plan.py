@@ -14,7 +14,7 @@ from worker.answers.json_calls import is_json_object, mend_json_calls
 from worker.answers.openai_tools import openai_tool
 from worker.answers.parser import AnswerParser
 from worker.answers.readings import ReadCall, Reading, as_json
-from worker.answers.thinking import Start, ThinkSyntax, think_syntax
+from worker.answers.thinking import Start, ThinkSyntax, start_after, think_syntax
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,16 +69,17 @@ def plan(
     tool_use: ToolUse | None,
     told_by: Literal["template", "preamble"],
     reasoning: Literal["split", "keep"],
-    starts: Start,
+    tail: str,
 ) -> AnswerPlan:
-    """`told_by` says who told the model of the tools, and so in which format it will call them."""
+    """`told_by` says who told the model of the tools, and so in which format it will call them. `tail` is what its
+    chat template put behind the last message: it may leave the model thinking."""
     thinking = model.thinking if reasoning == "split" else None
     form: CallFormat | None = None
     if tools and tool_use is not None:
         form = formats.HERMES if told_by == "preamble" or model.calls is None else model.calls
     return AnswerPlan(
         thinking=thinking,
-        starts=starts if thinking is not None else "answer",
+        starts=start_after(tail, thinking) if thinking is not None else "answer",
         form=form,
         tools=tuple(tools),
         foreign_parser=model.foreign_parser if form is model.calls else None,

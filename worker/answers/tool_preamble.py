@@ -1,4 +1,4 @@
-"""Tools for a model whose chat template knows none: a system text tells it, and calls and results become plain text. Pure.
+"""Tools for a model whose chat template knows none: a system text tells it, calls and results are plain text. Pure.
 
 Read back with the Hermes format, which is what most models have seen.
 """
@@ -10,7 +10,9 @@ from protocol.tools import Tool
 from worker.answers.openai_tools import openai_tool
 from worker.answers.readings import as_json
 
-_BEFORE_TOOLS = "You can call functions. Each line between <tools> and </tools> describes one, with a JSON schema of its parameters."
+_BEFORE_TOOLS = (
+    "You can call functions. Each line between <tools> and </tools> is one, with a schema of its parameters."
+)
 _AFTER_TOOLS = (
     "To call a function, write this and nothing after it, once for each call:\n"
     '<tool_call>\n{"name": "the function", "arguments": {"parameter": "value"}}\n</tool_call>\n'
@@ -32,7 +34,7 @@ def told_of_tools(messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> tup
 
 
 def without_calls(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
-    """The same conversation in the roles that every template knows: calls in the assistant's text, results in a user's."""
+    """The same conversation in roles that every template knows: calls in the assistant's text, results in a user's."""
     plain: list[ChatMessage] = []
     follows_result = False
     for message in messages:
