@@ -19,7 +19,10 @@ from gateway.openai.routes import openai_router
 from gateway.operations import operations_router
 from gateway.ports import Generator, ModelControl
 from gateway.request_routes import request_admin_router, request_router
+from gateway.single_answers import SingleAnswers
 from gateway.status import StatusSource
+from gateway.tokens.routes import tokens_router
+from gateway.vectors.routes import vectors_router
 
 
 def create_app(  # noqa: PLR0913  (the parts of a whole service)
@@ -95,6 +98,7 @@ def create_routes(
             headers_seconds=settings.waiting.headers_seconds,
         ),
     )
+    single_answers = SingleAnswers(generator, catalog, desk, max_body_bytes=settings.limits.max_body_bytes)
     cache_routers = (
         []
         if cache_doors is None
@@ -114,6 +118,8 @@ def create_routes(
                 catalog=catalog, status_source=status_source, context_limit=settings.worker.context_tokens
             ),
             openai_router(answering),
+            vectors_router(single_answers),
+            tokens_router(single_answers),
             request_router(desk),
             request_admin_router(desk),
             *cache_routers,

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from protocol.ids import ModelName
+from protocol.model_kind import ModelKind, UnsupportedFolder, folder_facts, kind_of, text_limit_tokens
 
 MAX_DEPTH = 3
 _MAX_CONFIG_BYTES = 16 * 1024**2
@@ -35,6 +36,7 @@ class ModelEntry(Struct, frozen=True, kw_only=True):
     weight_bytes: int = 0
     context_tokens: int | None = None
     problem: str | None = None
+    kind: ModelKind = "generation"
 
 
 class Broken(Exception):
@@ -103,6 +105,7 @@ def examine(name: ModelName, path: str) -> ModelEntry:
     weight_bytes = 0
     context_tokens: int | None = None
     problem: str | None = None
+    kind: ModelKind = "generation"
     folder = Path(path)
     try:
         names = _listed(folder)
@@ -115,6 +118,8 @@ def examine(name: ModelName, path: str) -> ModelEntry:
             _check_weights(folder / shard)
         if config.model_type is None:
             raise Broken("config.json has no model_type; is this a language model's folder?")
+        kind, text_limit = _kind_and_limit(name, folder, names)
+        context_tokens = context_tokens if kind == "generation" else text_limit
     except Broken as why:
         problem = str(why)
     return ModelEntry(
@@ -124,6 +129,7 @@ def examine(name: ModelName, path: str) -> ModelEntry:
         weight_bytes=weight_bytes,
         context_tokens=context_tokens,
         problem=problem,
+        kind=kind,
     )
 
 
@@ -222,6 +228,20 @@ def _read_config(folder: Path) -> _Config:
         return msgspec.json.decode(_read(folder / "config.json", max_bytes=_MAX_CONFIG_BYTES), type=_Config)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as why:
         raise Broken(f"config.json is not a valid configuration ({why})") from None
+
+
+def _kind_and_limit(name: ModelName, folder: Path, names: frozenset[str]) -> tuple[ModelKind, int | None]:
+    config = _read(folder / "config.json", max_bytes=_MAX_CONFIG_BYTES)
+    modules, limits = (
+        _read(folder / file, max_bytes=_MAX_CONFIG_BYTES) if file in names else None
+        for file in ("modules.json", "sentence_bert_config.json")
+    )
+    try:
+        return kind_of(folder_facts(name, config, modules)), text_limit_tokens(config, limits)
+    except UnsupportedFolder as why:
+        raise Broken(str(why)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as why:
+        raise Broken(f"what kind of model this is cannot be read ({why})") from None
 
 
 def _context_tokens(config: _Config) -> int | None:

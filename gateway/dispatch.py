@@ -15,6 +15,7 @@ import msgspec
 import structlog
 from msgspec import Struct
 
+from gateway.abilities import cannot_do
 from gateway.cachestore_child import CachestoreChild, CachestoreSettings, last_exit
 from gateway.fleet import Fleet, shutting_down, stranded
 from gateway.fleet_terms import (
@@ -80,6 +81,7 @@ from protocol.handshake import Hello, Refused
 from protocol.ids import Incarnation, ModelName, RequestId
 from protocol.latency import LatencyClass
 from protocol.launch import PersistPolicy, WorkerLaunch
+from protocol.model_kind import ModelKind
 from protocol.sockets import AsyncListener, PeerGone
 
 _log = structlog.get_logger()
@@ -107,6 +109,8 @@ class ModelFolder(Protocol):
     def weight_bytes(self) -> int: ...
     @property
     def problem(self) -> str | None: ...
+    @property
+    def kind(self) -> ModelKind: ...
 
 
 class ModelFolders(Protocol):
@@ -437,6 +441,10 @@ class Dispatch:
         folder = self._folders.find(model)
         if folder is None or folder.problem is not None:
             _fail(request, _cannot_serve(model, None if folder is None else folder.problem))
+            return
+        unable = cannot_do(model, folder.kind, request.work)
+        if unable is not None:
+            _fail(request, unable)
             return
         if self._count(model, request.latency_class) >= self._most(model):
             _fail(request, _overloaded(model))

@@ -138,7 +138,7 @@ class FrontDesk:
             seconds=now - request.arrived,
             now=now,
         )
-        if request.finished is not None or request.is_running:
+        if request.finished is not None or request.counted_tokens is not None or request.is_running:
             self._tokens.charge(request.key_name, request.tokens, unix_now=self._unix_clock())
         self._grant_turns(request.key_name)
 

@@ -42,7 +42,10 @@ _RUNNING: tuple[Phase, ...] = ("prefilling", "decoding")
 
 
 class InFlightRequest(Struct, kw_only=True):
-    """One open request. Only `InFlight` changes it. Moments are by the monotonic clock."""
+    """One open request. Only `InFlight` changes it. Moments are by the monotonic clock.
+
+    `counted_tokens` is the bill of what ended well and generated nothing.
+    """
 
     request_id: RequestId
     key_name: str
@@ -60,6 +63,7 @@ class InFlightRequest(Struct, kw_only=True):
     prefill_began: float | None = None
     completion_tokens: int = 0
     finished: Finished | None = None
+    counted_tokens: int | None = None
 
     @property
     def is_running(self) -> bool:
@@ -70,6 +74,8 @@ class InFlightRequest(Struct, kw_only=True):
         """What it has used so far, or will surely use: its bill, once it has finished."""
         if self.finished is not None:
             return self.finished.usage.prompt_tokens + self.finished.usage.completion_tokens
+        if self.counted_tokens is not None:
+            return self.counted_tokens
         return (self.prompt_tokens or 0) + self.completion_tokens
 
 
@@ -182,7 +188,9 @@ class InFlight:
                 request.phase = "decoding"
             case Finished():
                 request.finished = event
-            case Warmed() | Tokenized() | Detokenized() | Embedded() | Reranked() | Failed():
+            case Embedded(prompt_tokens=tokens) | Reranked(prompt_tokens=tokens):
+                request.prompt_tokens = request.counted_tokens = tokens
+            case Warmed() | Tokenized() | Detokenized() | Failed():
                 pass
             case _:
                 assert_never(event)

@@ -17,7 +17,9 @@ from gateway.catalog import Catalog, ModelEntry
 from gateway.error_answers import openai_error
 from gateway.status import CachestoreStatus, ModelState, ModelStatus, ServiceStatus, StatusSource
 from protocol.failures import Failure, FailureKind
+from protocol.generation import Capability, Ready
 from protocol.ids import ModelName
+from protocol.model_kind import capabilities_of
 
 _MODELS_PREFIX = "/v1/models/"
 
@@ -68,6 +70,7 @@ class ModelObject(Struct, frozen=True, kw_only=True):
     context_length: int | UnsetType = UNSET
     max_model_len: int | UnsetType = UNSET
     max_input_tokens: int | UnsetType = UNSET
+    capabilities: tuple[Capability, ...] = ()
 
 
 class ModelList(Struct, frozen=True, kw_only=True):
@@ -139,6 +142,7 @@ def model_object(entry: ModelEntry, status: ModelStatus | None, *, context_limit
         context_length=shown,
         max_model_len=shown,
         max_input_tokens=shown,
+        capabilities=_capabilities(entry, limits),
     )
 
 
@@ -168,6 +172,13 @@ def admin_status(entries: tuple[ModelEntry, ...], status: ServiceStatus, gateway
         for name, process in processes.items()
     ]
     return AdminStatus(gateway=gateway, models=tuple(models), cachestore=status.cachestore)
+
+
+def _capabilities(entry: ModelEntry, limits: Ready | None) -> tuple[Capability, ...]:
+    """What it can be asked for: as its process said, else what every model of its kind can do."""
+    if limits is not None:
+        return limits.capabilities
+    return () if entry.problem is not None else capabilities_of(entry.kind)
 
 
 def _problem(entry: ModelEntry, status: ModelStatus | None) -> str | None:

@@ -53,6 +53,16 @@ class _Config(Struct, frozen=True, kw_only=True):
     num_labels: int | None = None
 
 
+class _Positions(Struct, frozen=True, kw_only=True):
+    model_type: str | None = None
+    max_position_embeddings: int | None = None
+    pad_token_id: int | None = None
+
+
+class _SentenceLimits(Struct, frozen=True, kw_only=True):
+    max_seq_length: int | None = None
+
+
 class _Module(Struct, frozen=True, kw_only=True):
     type: str
 
@@ -90,6 +100,29 @@ def kind_of(facts: FolderFacts) -> ModelKind:
     if wanted == "decoder_embedder" and facts.model_type not in DECODER_TYPES:
         raise UnsupportedFolder(f"embeddings of model_type {facts.model_type!r} cannot be served; {_known_encoders()}")
     return wanted
+
+
+def first_position(model_type: str | None, pad_token_id: int | None) -> int:
+    """Positions of a RoBERTa begin behind the padding token's id; those of the others at 0."""
+    if model_type in ("roberta", "xlm-roberta", "camembert"):
+        return (1 if pad_token_id is None else pad_token_id) + 1
+    return 0
+
+
+def text_limit_tokens(config: bytes, sentence_limits: bytes | None) -> int | None:
+    """How long a text an embedder or reranker takes, from the bytes of `config.json` and `sentence_bert_config.json`.
+
+    None where neither says. Raises msgspec.DecodeError.
+    """
+    read = msgspec.json.decode(config, type=_Positions)
+    limits: list[int] = []
+    if read.max_position_embeddings is not None and read.max_position_embeddings > 0:
+        limits.append(read.max_position_embeddings - first_position(read.model_type, read.pad_token_id))
+    if sentence_limits is not None:
+        asked = msgspec.json.decode(sentence_limits, type=_SentenceLimits).max_seq_length
+        if asked is not None and asked > 0:
+            limits.append(asked)
+    return min(limits, default=None)
 
 
 def capabilities_of(kind: ModelKind) -> tuple[Capability, ...]:

@@ -6,10 +6,9 @@ from typing import Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
-from gateway.openai.schema import GenerationOptions
 from protocol.failures import Failure, FailureKind
 
-Body = TypeVar("Body", bound=GenerationOptions)
+Body = TypeVar("Body", bound=Struct)
 Plain = TypeVar("Plain")
 
 _IGNORED = frozenset(

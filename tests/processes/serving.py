@@ -20,6 +20,7 @@ from gateway.status import ModelStatus
 from protocol.failures import Failure
 from protocol.generation import Delta, Failed, Finished, Generate, RequestEvent, TextPrompt
 from protocol.ids import ModelName, RequestId
+from protocol.model_kind import ModelKind
 from protocol.sampling import Sampling
 
 HERE = Path(__file__).parent
@@ -45,6 +46,7 @@ class Folder(Struct, frozen=True, kw_only=True):
     path: str
     weight_bytes: int = 0
     problem: str | None = None
+    kind: ModelKind = "generation"
 
 
 class Folders:

@@ -19,8 +19,8 @@ def model_kind(folder: Path, name: str) -> ModelKind:
 
 def read_recipe(folder: Path, kind: ModelKind) -> tuple[dict[str, Any], Recipe]:
     """The decoded `config.json` with the recipe. Raises as `model_kind`."""
-    config: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
+    config = (folder / "config.json").read_bytes()
     paths = [folder / name for name in _FILES]
     paths += sorted(folder.glob("*_Pooling/config.json"))
     files = {str(path.relative_to(folder)): path.read_bytes() for path in paths if path.exists()}
-    return config, recipe_of(kind, config, files)
+    return json.loads(config), recipe_of(kind, config, files)

@@ -8,8 +8,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from protocol.model_kind import first_position
 from worker.embedding.mlx_layers import activation, attend, is_text
-from worker.embedding.recipe import position_offset
 
 _RENAMES = (
     (r"^(bert|roberta)\.", ""),
@@ -85,7 +85,7 @@ class Bert(nn.Module):
         self.layers = [_Layer(config) for _ in range(config["num_hidden_layers"])]
         if head == "score":
             self.head = _Head(width)
-        self._first_position = position_offset(config)
+        self._first_position = first_position(config.get("model_type"), config.get("pad_token_id"))
 
     def hidden(self, tokens: mx.array, types: mx.array, lengths: mx.array) -> mx.array:
         """(rows, longest) tokens → (rows, longest, width). What stands behind a row's `lengths` is padding."""

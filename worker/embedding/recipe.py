@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from protocol.model_kind import ModelKind, UnsupportedFolder
+from protocol.model_kind import ModelKind, UnsupportedFolder, text_limit_tokens
 
 Pooling = Literal["mean", "cls", "last_token", "max"]
 
@@ -45,12 +45,8 @@ class _Prompts(Struct, frozen=True, kw_only=True):
     prompts: dict[str, str | None] = {}
 
 
-class _Limits(Struct, frozen=True, kw_only=True):
-    max_seq_length: int | None = None
-
-
-def recipe_of(kind: ModelKind, config: Mapping[str, Any], files: Mapping[str, bytes]) -> Recipe:
-    """From the decoded `config.json` and the bytes of those of the other JSON files that are there, by their paths.
+def recipe_of(kind: ModelKind, config: bytes, files: Mapping[str, bytes]) -> Recipe:
+    """From the bytes of `config.json` and of those of the other JSON files that are there, by their paths.
 
     Raises UnsupportedFolder for what would give wrong vectors, and msgspec's errors for files that are no such JSON.
     """
@@ -74,34 +70,15 @@ def recipe_of(kind: ModelKind, config: Mapping[str, Any], files: Mapping[str, by
                     raise UnsupportedFolder(f"modules.json asks for {other!r}, which cannot be served")
         unit_length = "yes" if any(module.type.endswith(".Normalize") for module in modules) else "no"
     prompts = _prompts(files)
+    limit = text_limit_tokens(config, files.get("sentence_bert_config.json"))
     return Recipe(
         pooling=pooling,
         unit_length=unit_length,
         dense=dense,
-        context_tokens=_context_tokens(config, files),
+        context_tokens=limit or DEFAULT_CONTEXT_TOKENS,
         query_prompt=prompts.get("query") or "",
         document_prompt=prompts.get("document") or prompts.get("passage") or "",
     )
-
-
-def position_offset(config: Mapping[str, Any]) -> int:
-    """Positions of a RoBERTa begin behind the padding token's id; those of the others at 0."""
-    if config.get("model_type") in ("roberta", "xlm-roberta", "camembert"):
-        padding = config.get("pad_token_id")
-        return (padding if isinstance(padding, int) else 1) + 1
-    return 0
-
-
-def _context_tokens(config: Mapping[str, Any], files: Mapping[str, bytes]) -> int:
-    limits: list[int] = []
-    positions = config.get("max_position_embeddings")
-    if isinstance(positions, int) and positions > 0:
-        limits.append(positions - position_offset(config))
-    if "sentence_bert_config.json" in files:
-        asked = msgspec.json.decode(files["sentence_bert_config.json"], type=_Limits).max_seq_length
-        if asked is not None and asked > 0:
-            limits.append(asked)
-    return min(limits, default=DEFAULT_CONTEXT_TOKENS)
 
 
 def _pooling(files: Mapping[str, bytes], path: str) -> Pooling:

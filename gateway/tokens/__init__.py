@@ -1,0 +1,1 @@
+"""Which tokens a prompt is, and which text tokens are, as vLLM asks it."""

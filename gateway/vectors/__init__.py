@@ -1,0 +1,1 @@
+"""OpenAI's embeddings, and rerank as Jina and Cohere have it."""
