@@ -99,6 +99,7 @@ def test_s01_the_route_table_is_whole(guarded: LiveService) -> None:
     paths = {path for _, path in route_table(guarded)}
     assert {CHAT, COMPLETIONS, "/v1/models", "/health", "/ready", "/admin/status", "/v1/cache/warm"} <= paths
     assert {"/v1/requests", f"/v1/requests/{MODEL}", "/admin/requests"} <= paths
+    assert {"/v1/embeddings", "/v1/rerank", "/rerank", "/tokenize", "/v1/tokenize", "/detokenize"} <= paths
     assert {"/admin/models/load", "/admin/models/unload"} <= paths
 
 
