@@ -208,6 +208,7 @@ class Worker:
             self._embed(kind)
 
     def _generate(self) -> None:
+        from worker.grammar_compiler import GrammarCompiler
         from worker.mlx_blocks import read_block, write_block
         from worker.mlx_engine import MlxEngine
         from worker.mlx_model import context_tokens, load_model, load_tokenizer
@@ -266,7 +267,8 @@ class Worker:
             clock=time.monotonic,
             device=device,
         )
-        text_plane.weights_loaded(LoadedWeights(engine.vocabulary_size, loaded.fingerprint))
+        compiler = GrammarCompiler(wrapped, engine.vocabulary_size, tokenizer.eos_token_ids)
+        text_plane.weights_loaded(LoadedWeights(engine.vocabulary_size, loaded.fingerprint, compiler))
         cold.start()
         self._send(
             Ready(
@@ -280,6 +282,7 @@ class Worker:
                     *capabilities_of("generation"),
                     *(("tools",) if tokenizer.has_chat_template else ()),
                     *(("reasoning",) if formats.thinking is not None else ()),
+                    *(("structured_output",) if compiler.is_usable else ()),
                 ),
             )
         )

@@ -18,4 +18,4 @@ def allowed_tokens(matchers: Mapping[int, Matcher], shape: tuple[int, ...]) -> m
     for row, matcher in matchers.items():
         bits = np.frombuffer(matcher.next_mask(), np.uint8)
         allowed[row] = np.unpackbits(bits, count=shape[1], bitorder="little")
-    return mx.array(allowed)
+    return mx.array(allowed)  # pyright: ignore[reportArgumentType] - numpy arrays are taken

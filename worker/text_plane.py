@@ -21,6 +21,7 @@ from protocol.generation import (
 from protocol.sampling import Sampling
 from worker import hashing
 from worker.answers.plan import AnswerFormats, plan
+from worker.constrained import Compiler, matcher_for
 from worker.prompts import PromptRefused, PromptTokenizer, boundaries, prompt_tokens, resolve_max_tokens
 from worker.sequence import Prepared
 from worker.text_thread import TextThread
@@ -28,10 +29,11 @@ from worker.tokenizing import TokenQuestions
 
 
 class LoadedWeights(NamedTuple):
-    """What a prompt's preparation must know of the weights."""
+    """What a prompt's preparation must know of the weights. Without a `compiler` no answer can be constrained."""
 
     vocabulary_size: int
     fingerprint: str
+    compiler: Compiler | None = None
 
 
 class TextPlane:
@@ -100,7 +102,7 @@ class TextPlane:
             raise PromptRefused(
                 Failure(kind=FailureKind.MODEL_UNAVAILABLE, message="the model is not loaded yet; send it again")
             )
-        vocabulary_size, fingerprint = self._weights
+        vocabulary_size, fingerprint, compiler = self._weights
         warm = asked if isinstance(asked, Warm) else None
         if isinstance(asked, Warm):
             sampling = Sampling(temperature=0.0)
@@ -124,6 +126,14 @@ class TextPlane:
         )
         token_ids = prompt.token_ids
         max_tokens = resolve_max_tokens(request, len(token_ids), self._context_tokens)
+        answer = plan(
+            self._formats,
+            tools=request.prompt.tools if isinstance(request.prompt, ChatPrompt) else (),
+            tool_use=request.tool_use,
+            told_by=prompt.told_by,
+            reasoning=request.reasoning,
+            tail=prompt.tail,
+        )
         root = hashing.root(fingerprint, request.cache.scope)
         return Prepared(
             request=request,
@@ -135,12 +145,6 @@ class TextPlane:
             message_starts=prompt.message_starts,
             boundaries=boundaries(prompt, request.prompt),
             warm=warm,
-            answer=plan(
-                self._formats,
-                tools=request.prompt.tools if isinstance(request.prompt, ChatPrompt) else (),
-                tool_use=request.tool_use,
-                told_by=prompt.told_by,
-                reasoning=request.reasoning,
-                tail=prompt.tail,
-            ),
+            answer=answer,
+            matcher=matcher_for(request, answer, compiler),
         )

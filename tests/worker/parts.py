@@ -9,7 +9,7 @@ from protocol.latency import LatencyClass
 from protocol.sampling import Sampling
 from worker import hashing
 from worker.prefix_index import Block
-from worker.sequence import Prepared
+from worker.sequence import Matcher, Prepared
 
 FINGERPRINT = "f" * 32
 GREEDY = Sampling(temperature=0.0)
@@ -30,6 +30,7 @@ def prepared(
     pin: Pin | None = None,
     latency_class: LatencyClass = LatencyClass.STANDARD,
     arrived: float = 1000.0,
+    matcher: Matcher | None = None,
 ) -> Prepared:
     """A request as the text plane hands it on."""
     request = Generate(
@@ -52,6 +53,7 @@ def prepared(
         grains=hashing.grains(root.secret, root.digest, token_ids),
         arrived=arrived,
         warm=None if pin is None else Warm(request_id=RequestId(name), prompt=request.prompt, pin=pin),
+        matcher=matcher,
     )
 
 
