@@ -2,16 +2,14 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from tokenizers import Tokenizer
 
 from worker.constrained import TokenizerUnsupported
 from worker.grammars import GrammarRefused
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 log = structlog.get_logger()
 
@@ -118,9 +116,7 @@ def _tried(matcher: LLMatcher) -> LLMatcher:
     return trial
 
 
-def _vocabulary(
-    tokenizer: "PreTrainedTokenizerFast", vocabulary_size: int, end_token_ids: Sequence[int]
-) -> LLTokenizer:
+def _vocabulary(tokenizer: Any, vocabulary_size: int, end_token_ids: Sequence[int]) -> LLTokenizer:
     from llguidance.hf import from_tokenizer
 
     if not _is_fast(tokenizer):
@@ -135,9 +131,7 @@ def _vocabulary(
 
 
 def _is_fast(tokenizer: Any) -> bool:
-    from transformers import PreTrainedTokenizerFast
-
-    return isinstance(tokenizer, PreTrainedTokenizerFast)
+    return isinstance(getattr(tokenizer, "backend_tokenizer", None), Tokenizer)
 
 
 def _reason(matcher: LLMatcher) -> str:
