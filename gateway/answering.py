@@ -59,10 +59,15 @@ class Patience(Struct, frozen=True, kw_only=True):
 
 
 class _Opened(Struct, frozen=True, kw_only=True):
-    """A request that its model has answered for the first time: `first` is the first choice's event, or a failure."""
+    """A request that its model has answered for the first time, for each of its prompts: `firsts` are those events by
+    choice, or one failure alone."""
 
     replies: tuple[Reply, ...]
-    first: RequestEvent
+    firsts: dict[int, RequestEvent]
+
+    @property
+    def failure(self) -> Failure | None:
+        return next((first.failure for first in self.firsts.values() if isinstance(first, Failed)), None)
 
 
 class Answering:
@@ -181,16 +186,23 @@ class Answering:
             scope["state"].get("log_fields", {}).update(place.log_fields())
 
     async def _open(self, place: Place, accepted: Accepted[Any]) -> _Opened:
-        """Hand it to its model when its key may, and hear whether the prompt is accepted. Progress before that is not
-        yet a yes."""
+        """Hand it to its model when its key may, and hear whether each of its prompts is accepted. Progress before that
+        is not yet a yes. Choices of one prompt follow each other, and share its fate."""
         await place.turn()
         replies = tuple(self._generator.submit(accepted.model, command) for command in accepted.work)
         for reply in replies:
             place.follow(reply)
-        first = await anext(replies[0])
-        while isinstance(first, Waiting):
-            first = await anext(replies[0])
-        return _Opened(replies=replies, first=first)
+        firsts: dict[int, RequestEvent] = {}
+        for choice, reply in enumerate(replies):
+            if choice > 0 and accepted.work[choice].prompt is accepted.work[choice - 1].prompt:
+                continue
+            first = await anext(reply)
+            while isinstance(first, Waiting):
+                first = await anext(reply)
+            firsts[choice] = first
+            if isinstance(first, Failed):
+                break
+        return _Opened(replies=replies, firsts=firsts)
 
     def _headers(self, dialect: Dialect[Any], accepted: Accepted[Any], asked: Asked) -> tuple[Header, ...]:
         return (
@@ -213,8 +225,8 @@ class Answering:
         try:
             seconds = self._patience.headers_seconds
             await asyncio.wait({opening, disconnected}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if opening.done() and isinstance(failed := opening.result().first, Failed):
-                failure = pointing_at(dialect.prompt_field, failed.failure)
+            if opening.done() and (failed := opening.result().failure) is not None:
+                failure = pointing_at(dialect.prompt_field, failed)
                 await send_error(send, dialect.error(failure, asked.request_id), headers)
                 return
             if disconnected.done():
@@ -333,16 +345,19 @@ async def _encoded(
 
 async def _all_events(opened: _Opened) -> AsyncGenerator[tuple[int, RequestEvent]]:
     """The events of all choices as they come, until all have ended or one has failed."""
-    yield 0, opened.first
+    for choice, first in opened.firsts.items():
+        yield choice, first
+        if isinstance(first, Failed):
+            return
     if len(opened.replies) == 1:  # the usual case, without a task for each event
-        if not isinstance(opened.first, LastEvent):
+        if not isinstance(opened.firsts[0], LastEvent):
             async for event in opened.replies[0]:
                 yield 0, event
         return
     pending = {
         asyncio.ensure_future(anext(reply)): choice
         for choice, reply in enumerate(opened.replies)
-        if choice > 0 or not isinstance(opened.first, LastEvent)
+        if not isinstance(opened.firsts.get(choice), LastEvent)
     }
     try:
         while pending:

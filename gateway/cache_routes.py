@@ -243,6 +243,10 @@ def _accept_warm(
         return decoded
     if isinstance(generate, Failure):
         return generate
+    if any(command.prompt is not generate[0].prompt for command in generate):
+        return Failure(
+            kind=FailureKind.UNSUPPORTED, message="`prompt`: one at a time. Send several requests.", param="prompt"
+        )
     unservable = cannot_serve(doors.models, decoded.request.model)
     if unservable is not None:
         return unservable

@@ -52,9 +52,13 @@ class ChatPrompt(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class TextPrompt(Struct, frozen=True, kw_only=True, tag=True):
-    """Text that the tokenizer takes as it is, special tokens included."""
+    """Text that the tokenizer takes as it is, special tokens included.
+
+    With a `suffix` the answer is what stands between the two, of a model that was made to fill in code.
+    """
 
     text: str
+    suffix: str = ""
 
 
 class TokenPrompt(Struct, frozen=True, kw_only=True, tag=True):

@@ -392,7 +392,8 @@ class StepLoop(Generic[Payload]):
         request = row.prepared.request
         row.drawn += 1
         row.answer.drew()
-        if token.token_id in self._end_token_ids or token.token_id in request.stop_token_ids:
+        is_end = token.token_id in self._end_token_ids and request.ignore_end == "no"
+        if is_end or token.token_id in request.stop_token_ids:
             self._finish(row, self._rest(row), "stop")
             return token.request_id
         if token.logprob is not None:

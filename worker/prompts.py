@@ -16,6 +16,7 @@ from protocol.generation import ChatMessage, ChatPrompt, Generate, Prompt, TextP
 from protocol.ids import BLOCK_TOKENS, GRAIN_TOKENS
 from worker.answers.openai_tools import openai_tool
 from worker.answers.tool_preamble import told_of_tools, without_calls
+from worker.fill_in import fill_in_text
 from worker.template_messages import lost_call, template_messages, ways
 
 STATE_EVERY_BLOCKS = 8
@@ -89,8 +90,10 @@ def prompt_tokens(
             rendered = render_chat(tokenizer, prompt, tail)
             tokens = _chat_tokens(tokenizer, rendered.text, prompt)
             tokens = tokens._replace(tail=rendered.tail, told_by=rendered.told_by)
-        case TextPrompt(text=text):
+        case TextPrompt(text=text, suffix=""):
             tokens = PromptTokens(tokenizer.encode(text))
+        case TextPrompt(text=before, suffix=after):
+            tokens = PromptTokens(tokenizer.encode(_fill_in(tokenizer, before, after)))
         case TokenPrompt(token_ids=given):
             bad = next((token for token in given if not 0 <= token < vocabulary_size), None)
             if bad is not None:
@@ -99,6 +102,15 @@ def prompt_tokens(
     if not tokens.token_ids:
         raise _refused("the prompt holds no token; send at least one character", "prompt")
     return tokens
+
+
+def _fill_in(tokenizer: PromptTokenizer, before: str, after: str) -> str:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    text = fill_in_text(backend.token_to_id, before, after) if isinstance(backend, Tokenizer) else None
+    if text is None:
+        message = "this model has no tokens to fill in code between a prompt and a suffix; leave the suffix out"
+        raise PromptRefused(Failure(kind=FailureKind.UNSUPPORTED, message=message, param="suffix"))
+    return text
 
 
 def boundaries(tokens: PromptTokens, prompt: Prompt) -> tuple[int, ...]:

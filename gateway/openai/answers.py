@@ -12,7 +12,7 @@ from gateway.openai.waiting import PromptProgressObject
 from protocol.generation import CacheReport, OutputWarning, Timings
 from protocol.ids import RequestId
 
-EndReason = Literal["stop", "length", "tool_calls"]
+EndReason = Literal["stop", "length", "tool_calls", "function_call"]
 
 
 class PromptTokensDetails(Struct, frozen=True, kw_only=True):
@@ -92,13 +92,14 @@ class ToolCallObject(Struct, frozen=True, kw_only=True):
 
 
 class AssistantMessage(Struct, frozen=True, kw_only=True):
-    """The answer itself. `content` is null when there are only calls."""
+    """The answer itself. `content` is null when there are only calls. `function_call` answers legacy `functions`."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCallObject] | UnsetType = UNSET
+    function_call: FunctionObject | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True, kw_only=True):
@@ -147,6 +148,7 @@ class ChatDelta(Struct, frozen=True, kw_only=True):
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+    function_call: FunctionDelta | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, frozen=True, kw_only=True):

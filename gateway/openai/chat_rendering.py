@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from gateway.answer_parts import Collected
+from gateway.answer_parts import Collected, ReasoningPart
 from gateway.error_answers import openai_error_body
 from gateway.event_bytes import DONE, data_event
 from gateway.in_flight import RequestView
@@ -29,7 +29,7 @@ from gateway.openai.answers import (
     ToolCallDelta,
     ToolCallObject,
 )
-from gateway.openai.envelope import Envelope, details, end_reason, usage_of
+from gateway.openai.envelope import AnswerStyle, Envelope, details, end_reason, usage_of
 from gateway.openai.logprobs import token_object
 from gateway.openai.waiting import prompt_progress, waiting_comment
 from protocol.failures import Failure
@@ -44,9 +44,6 @@ from protocol.generation import (
     RequestEvent,
 )
 
-UsageChunk = Literal["asked", "unasked"]
-Progress = Literal["asked", "unasked"]
-
 _MARK = "\0text\0"
 _encode = msgspec.json.Encoder().encode
 
@@ -54,17 +51,11 @@ _encode = msgspec.json.Encoder().encode
 class ChatRendering:
     """One chat answer. A stream of it ends with `[DONE]`, or with an error and without it."""
 
-    def __init__(
-        self, envelope: Envelope, *, choices: int, usage: UsageChunk, progress: Progress, top_logprobs: int | None
-    ) -> None:
-        """`top_logprobs` is None when the client wants no logprobs."""
+    def __init__(self, envelope: Envelope, style: AnswerStyle) -> None:
         self._envelope = envelope
-        self._choices = choices
-        self._usage: UsageChunk = usage
-        self._progress: Progress = progress
-        self._top_logprobs = top_logprobs
-        self._no_usage: UnsetType | None = None if usage == "asked" else UNSET
-        self._halves = [_halves(self._chunk(ChatDelta(content=_MARK), choice)) for choice in range(choices)]
+        self._style = style
+        self._no_usage: UnsetType | None = None if style.usage == "asked" else UNSET
+        self._halves = [_halves(self._chunk(ChatDelta(content=_MARK), choice)) for choice in range(style.choices)]
         self._ends: dict[int, Finished] = {}
         self._opened = False
 
@@ -74,7 +65,7 @@ class ChatRendering:
             return b""
         self._opened = True
         first = ChatDelta(role="assistant", content="")
-        return b"".join(_event(self._chunk(first, choice)) for choice in range(self._choices))
+        return b"".join(_event(self._chunk(first, choice)) for choice in range(self._style.choices))
 
     def encode(self, event: RequestEvent, choice: int) -> bytes:
         """The bytes that this event adds to the stream, perhaps none."""
@@ -85,25 +76,22 @@ class ChatRendering:
             case Delta():
                 return _event(self._chunk(ChatDelta(content=event.text), choice, event.logprobs))
             case Reasoning():
+                if self._style.reasoning == "hidden":
+                    return b""
                 return _event(self._chunk(ChatDelta(reasoning_content=event.text), choice, event.logprobs))
-            case CallStarted():
-                function = FunctionDelta(name=event.name, arguments="")
-                call = ToolCallDelta(index=event.index, id=event.call_id, type="function", function=function)
-                return _event(self._chunk(ChatDelta(tool_calls=[call]), choice))
-            case CallArguments():
-                call = ToolCallDelta(index=event.index, function=FunctionDelta(arguments=event.text))
-                return _event(self._chunk(ChatDelta(tool_calls=[call]), choice, event.logprobs))
+            case CallStarted() | CallArguments():
+                return _event(self._chunk(self._call_delta(event), choice, _logprobs_of(event)))
             case Finished():
                 self._ends[choice] = event
-                last = self._chunk(ChatDelta(), choice, finish_reason=end_reason(event.reason))
-                is_the_end = len(self._ends) == self._choices and self._usage == "unasked"
+                last = self._chunk(ChatDelta(), choice, finish_reason=end_reason(event.reason, self._style.calls))
+                is_the_end = len(self._ends) == self._style.choices and self._style.usage == "unasked"
                 return _event(replace(last, mlxd=details(self._envelope, self._in_order())) if is_the_end else last)
             case _:  # nothing that this API has a word for
                 return b""
 
     def progress(self, event: Prefilling, prefill_seconds: float) -> bytes:
         """A chunk that says only how far the prompt is, for who asked for it."""
-        if self._progress == "unasked":
+        if self._style.progress == "unasked":
             return b""
         done = prompt_progress(event, prefill_seconds=prefill_seconds)
         return _event(replace(self._chunk(ChatDelta(), 0), prompt_progress=done))
@@ -118,15 +106,17 @@ class ChatRendering:
 
     def closing(self) -> bytes:
         """The bill, if it was asked for, and the mark of a whole stream."""
-        if self._usage == "unasked":
+        if self._style.usage == "unasked":
             return DONE
         ends = self._in_order()
-        bill = replace(self._chunk(ChatDelta(), 0), choices=[], usage=usage_of(ends))
+        bill = replace(self._chunk(ChatDelta(), 0), choices=[], usage=usage_of(ends, self._style.choices_per_prompt))
         return _event(replace(bill, mlxd=details(self._envelope, ends))) + DONE
 
     def whole(self, answers: Sequence[Collected]) -> bytes:
         """The whole answer."""
         ends = [answer.end for answer in answers if isinstance(answer.end, Finished)]
+        if self._style.reasoning == "hidden":
+            answers = [_without_reasoning(answer) for answer in answers]
         return _encode(
             ChatCompletion(
                 id=self._envelope.id,
@@ -135,18 +125,32 @@ class ChatRendering:
                 choices=[
                     ChatChoice(
                         index=index,
-                        message=_message(answer),
-                        logprobs=None if self._top_logprobs is None else _logprobs(answer.logprobs),
-                        finish_reason=end_reason(end.reason),
+                        message=_message(answer, self._style.calls),
+                        logprobs=None if self._style.top_logprobs is None else _logprobs(answer.logprobs),
+                        finish_reason=end_reason(end.reason, self._style.calls),
                     )
                     for index, (answer, end) in enumerate(zip(answers, ends, strict=True))
                 ],
-                usage=usage_of(ends),
+                usage=usage_of(ends, self._style.choices_per_prompt),
                 service_tier=self._envelope.service_tier,
                 system_fingerprint=self._envelope.system_fingerprint,
                 mlxd=details(self._envelope, ends),
             )
         )
+
+    def _call_delta(self, event: CallStarted | CallArguments) -> ChatDelta:
+        """The name comes once, with empty arguments; the arguments after it, piece by piece."""
+        if isinstance(event, CallStarted):
+            function = FunctionDelta(name=event.name, arguments="")
+            call = ToolCallDelta(index=event.index, id=event.call_id, type="function", function=function)
+        else:
+            function = FunctionDelta(arguments=event.text)
+            call = ToolCallDelta(index=event.index, function=function)
+        match self._style.calls:
+            case "tool_calls":
+                return ChatDelta(tool_calls=[call])
+            case "function_call":
+                return ChatDelta(function_call=function)
 
     def _in_order(self) -> list[Finished]:
         return [end for _, end in sorted(self._ends.items())]
@@ -177,16 +181,27 @@ class ChatRendering:
         )
 
 
-def _message(answer: Collected) -> AssistantMessage:
-    calls = [
-        ToolCallObject(id=call.call_id, function=FunctionObject(name=call.name, arguments=call.arguments))
-        for call in answer.calls
-    ]
-    return AssistantMessage(
-        content=answer.text or (None if calls else ""),
-        reasoning_content=answer.reasoning or UNSET,
-        tool_calls=calls or UNSET,
+def _message(answer: Collected, told: Literal["tool_calls", "function_call"]) -> AssistantMessage:
+    functions = [FunctionObject(name=call.name, arguments=call.arguments) for call in answer.calls]
+    message = AssistantMessage(
+        content=answer.text or (None if functions else ""), reasoning_content=answer.reasoning or UNSET
     )
+    if not functions:
+        return message
+    match told:
+        case "function_call":
+            return replace(message, function_call=functions[0])
+        case "tool_calls":
+            calls = zip(answer.calls, functions, strict=True)
+            return replace(message, tool_calls=[ToolCallObject(id=call.call_id, function=f) for call, f in calls])
+
+
+def _without_reasoning(answer: Collected) -> Collected:
+    return replace(answer, parts=tuple(part for part in answer.parts if not isinstance(part, ReasoningPart)))
+
+
+def _logprobs_of(event: CallStarted | CallArguments) -> Sequence[ChosenLogprob]:
+    return () if isinstance(event, CallStarted) else event.logprobs
 
 
 def _logprobs(logprobs: Sequence[ChosenLogprob]) -> ChatLogprobs:

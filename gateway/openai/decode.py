@@ -15,11 +15,9 @@ _IGNORED = frozenset(
     {
         "metadata",
         "modalities",
-        "parallel_tool_calls",
         "prediction",
         "prompt_cache_key",
         "prompt_cache_options",
-        "reasoning_effort",
         "safety_identifier",
         "store",
         "ttl",
@@ -32,17 +30,21 @@ _IGNORED = frozenset(
 _REFUSED = frozenset(
     {
         "audio",
-        "grammar",
-        "guided_choice",
-        "guided_grammar",
-        "guided_json",
-        "guided_regex",
-        "json_schema",
-        "structured_outputs",
+        "ebnf",
+        "echo",
+        "function_call",
+        "functions",
+        "regex",
+        "suffix",
+        "tool_choice",
+        "tools",
         "web_search_options",
     }
 )
-"""Options of this or a neighbouring API that change the answer, so that ignoring them would be a lie."""
+"""Options of a neighbouring API or route that change the answer, so that ignoring them would be a lie."""
+
+_NOTHING = frozenset({b"false", b'""', b"[]", b'"none"', b'"auto"'})
+"""Values that ask for none of it."""
 
 _PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]*)`")
@@ -65,10 +67,10 @@ def decode(body: bytes, request_type: type[Body]) -> Decoded[Body] | Failure:
         return values
     present = [name for name, value in values.items() if bytes(value) != b"null"]
     for name in present:
-        if name in _REFUSED:
+        if name in _REFUSED and name not in request_type.__struct_fields__ and bytes(values[name]) not in _NOTHING:
             return Failure(
                 kind=FailureKind.UNSUPPORTED,
-                message=f"`{name}` is not supported by this server. Leave it out.",
+                message=f"`{name}` is not supported on this route. Leave it out.",
                 param=name,
             )
     honoured = set(request_type.__struct_fields__) - _IGNORED

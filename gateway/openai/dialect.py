@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from gateway.admission import KeyLimits, Load, rate_headers
 from gateway.dialects import Accepted, Asked, Header
@@ -11,7 +12,7 @@ from gateway.error_answers import ErrorAnswer, openai_error
 from gateway.latency_class import service_tier_of
 from gateway.openai.chat_rendering import ChatRendering
 from gateway.openai.decode import decode
-from gateway.openai.envelope import Envelope
+from gateway.openai.envelope import AnswerStyle, Envelope
 from gateway.openai.schema import ChatRequest, CompletionRequest, GenerationOptions
 from gateway.openai.text_rendering import TextRendering
 from gateway.openai.translate import chat_to_generate, completion_to_generate
@@ -39,7 +40,8 @@ class OpenAIDialect(Generic[Body]):
         translate: _Translate[Body],
         id_prefix: str,
         prompt_field: str,
-        rendering: Callable[..., ChatRendering | TextRendering],
+        rendering: Callable[[Envelope, AnswerStyle], ChatRendering | TextRendering],
+        style: Callable[[Body], AnswerStyle],
         tells_service_tier: bool,
     ) -> None:
         self.prompt_field = prompt_field
@@ -47,6 +49,7 @@ class OpenAIDialect(Generic[Body]):
         self._translate = translate
         self._id_prefix = id_prefix
         self._rendering = rendering
+        self._style = style
         self._tells_service_tier = tells_service_tier
 
     def accept(self, body: bytes, asked: Asked) -> Accepted[Body] | Failure:
@@ -76,8 +79,6 @@ class OpenAIDialect(Generic[Body]):
     def rendering(self, accepted: Accepted[Body], asked: Asked) -> ChatRendering | TextRendering:
         """See `Dialect`."""
         request = accepted.request
-        first = accepted.work[0]
-        options = request.stream_options
         envelope = Envelope(
             id=self._id_prefix + asked.request_id.removeprefix("req_"),
             created=asked.created_unix,
@@ -86,13 +87,16 @@ class OpenAIDialect(Generic[Body]):
             details_of=asked.request_id if asked.details == "asked" else None,
             service_tier=service_tier_of(accepted.latency_class) if self._tells_service_tier else UNSET,
         )
-        return self._rendering(
-            envelope,
+        options = request.stream_options
+        choices_per_prompt = request.n or 1
+        style = replace(
+            self._style(request),
             choices=len(accepted.work),
+            choices_per_prompt=choices_per_prompt,
             usage="asked" if options is not None and options.include_usage else "unasked",
             progress="asked" if request.return_progress else "unasked",
-            top_logprobs=first.top_logprobs if isinstance(first, Generate) else None,
         )
+        return self._rendering(envelope, style)
 
     def error(self, failure: Failure, request_id: RequestId) -> ErrorAnswer:
         """See `Dialect`."""
@@ -104,12 +108,27 @@ class OpenAIDialect(Generic[Body]):
         return rate_headers(load, limits)
 
 
+def _chat_style(request: ChatRequest) -> AnswerStyle:
+    return AnswerStyle(
+        top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        calls="function_call" if request.functions else "tool_calls",
+        reasoning="hidden" if request.include_reasoning is False else "shown",
+    )
+
+
+def _completion_style(request: CompletionRequest) -> AnswerStyle:
+    prompts = request.prompt if isinstance(request.prompt, list) else [request.prompt]
+    echo = tuple(prompt for prompt in prompts if isinstance(prompt, str)) if request.echo else ()
+    return AnswerStyle(top_logprobs=request.logprobs, echo=echo)
+
+
 CHAT = OpenAIDialect(
     request_type=ChatRequest,
     translate=chat_to_generate,
     id_prefix="chatcmpl-",
     prompt_field="messages",
     rendering=ChatRendering,
+    style=_chat_style,
     tells_service_tier=True,
 )
 COMPLETIONS = OpenAIDialect(
@@ -118,5 +137,6 @@ COMPLETIONS = OpenAIDialect(
     id_prefix="cmpl-",
     prompt_field="prompt",
     rendering=TextRendering,
+    style=_completion_style,
     tells_service_tier=False,
 )

@@ -1,7 +1,7 @@
 """What all answers of OpenAI's two generation routes have in common: envelope, bill, details. Decides only."""
 
 from collections.abc import Sequence
-from typing import assert_never
+from typing import Literal, assert_never
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -31,6 +31,26 @@ class Envelope(Struct, frozen=True, kw_only=True):
     service_tier: ServiceTier | UnsetType = UNSET
 
 
+class AnswerStyle(Struct, frozen=True, kw_only=True):
+    """How a request wants to be answered. `top_logprobs` is None when it wants no logprobs.
+
+    There are `choices` answers, `choices_per_prompt` to each prompt. `calls` is how calls are told (the legacy way
+    knows only one), `reasoning` whether the model's thoughts are. `echo` is what each prompt's answers begin with.
+    """
+
+    choices: int = 1
+    choices_per_prompt: int = 1
+    usage: Literal["asked", "unasked"] = "unasked"
+    progress: Literal["asked", "unasked"] = "unasked"
+    top_logprobs: int | None = None
+    calls: Literal["tool_calls", "function_call"] = "tool_calls"
+    reasoning: Literal["shown", "hidden"] = "shown"
+    echo: tuple[str, ...] = ()
+
+    def echo_of(self, choice: int) -> str:
+        return self.echo[choice // self.choices_per_prompt] if self.echo else ""
+
+
 def details(envelope: Envelope, ends: Sequence[Finished]) -> DetailsObject | UnsetType:
     """Of the first choice, for who asked; the warnings of all, for everybody."""
     every: list[OutputWarning] = [warning for end in ends for warning in end.warnings]
@@ -42,7 +62,7 @@ def details(envelope: Envelope, ends: Sequence[Finished]) -> DetailsObject | Uns
     )
 
 
-def end_reason(reason: FinishReason) -> EndReason:
+def end_reason(reason: FinishReason, calls: Literal["tool_calls", "function_call"] = "tool_calls") -> EndReason:
     """In OpenAI's words."""
     match reason:
         case FinishReason.STOP:
@@ -50,20 +70,21 @@ def end_reason(reason: FinishReason) -> EndReason:
         case FinishReason.LENGTH:
             return "length"
         case FinishReason.TOOL_CALLS:
-            return "tool_calls"
+            return calls
         case _:
             assert_never(reason)
 
 
-def usage_of(ends: Sequence[Finished]) -> UsageObject:
-    """The bill: the choices have one prompt, and each its own answer."""
-    prompt = ends[0].usage
+def usage_of(ends: Sequence[Finished], choices_per_prompt: int) -> UsageObject:
+    """The bill: choices of one prompt share it, and each has its own answer."""
+    prompts = [end.usage for end in ends[::choices_per_prompt]]
+    prompt_tokens = sum(prompt.prompt_tokens for prompt in prompts)
     completion_tokens = sum(end.usage.completion_tokens for end in ends)
     return UsageObject(
-        prompt_tokens=prompt.prompt_tokens,
+        prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
-        total_tokens=prompt.prompt_tokens + completion_tokens,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=prompt.cached_tokens),
+        total_tokens=prompt_tokens + completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(prompt.cached_tokens for prompt in prompts)),
         completion_tokens_details=CompletionTokensDetails(
             reasoning_tokens=sum(end.usage.reasoning_tokens for end in ends)
         ),

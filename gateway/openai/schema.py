@@ -30,10 +30,32 @@ class StreamOptions(Struct, frozen=True, kw_only=True):
     include_obfuscation: bool | None = None
 
 
+class NamedSchema(Struct, frozen=True, kw_only=True):
+    """A JSON schema with its name. `strict` changes nothing: every schema is enforced."""
+
+    name: ShortText | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
 class ResponseFormat(Struct, frozen=True, kw_only=True):
-    """Only `text` can be honoured today; the schema of the others is not looked at."""
+    """What the answer must be. `schema` beside `json_object` is llama-server's."""
 
     type: str
+    json_schema: NamedSchema | None = None
+    schema: dict[str, Any] | None = None
+
+
+class StructuredOutputs(Struct, frozen=True, kw_only=True):
+    """vLLM's way to say it: exactly one of these."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
 
 
 class CacheOptions(Struct, frozen=True, kw_only=True):
@@ -66,18 +88,17 @@ class GenerationOptions(Struct, frozen=True, kw_only=True):
 
     n: PositiveInt | None = None
     best_of: PositiveInt | None = None
-    echo: bool | None = None
-    suffix: str | None = None
     ignore_eos: bool | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    functions: list[dict[str, Any]] | None = None
-    function_call: str | dict[str, Any] | None = None
     response_format: ResponseFormat | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+    grammar: str | None = None
+    json_schema: str | dict[str, Any] | None = None
     modalities: list[str] | None = None
 
-    parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     service_tier: ShortText | None = None
     prompt_cache_key: ShortText | None = None
@@ -127,8 +148,54 @@ class Message(Struct, frozen=True, kw_only=True):
     refusal: str | None = None
     tool_calls: list[EarlierToolCall] | None = None
     tool_call_id: str | None = None
-    function_call: dict[str, Any] | None = None
+    function_call: CalledFunction | None = None
     audio: dict[str, Any] | None = None
+
+
+class FunctionDefinition(Struct, frozen=True, kw_only=True):
+    """A function that may be called. `strict` changes nothing: arguments follow `parameters` wherever they can."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(Struct, frozen=True, kw_only=True):
+    """One of `tools`."""
+
+    type: str
+    function: FunctionDefinition | None = None
+
+
+class FunctionName(Struct, frozen=True, kw_only=True):
+    """Which function is meant."""
+
+    name: str
+
+
+class AllowedTool(Struct, frozen=True, kw_only=True):
+    """One of the tools that may be called now. Some clients leave out the inner object."""
+
+    type: str = "function"
+    function: FunctionName | None = None
+    name: str | None = None
+
+
+class AllowedTools(Struct, frozen=True, kw_only=True):
+    """Narrows which of `tools` may be called without a change to the prompt."""
+
+    mode: Literal["auto", "required"] = "auto"
+    tools: list[AllowedTool] = []
+
+
+class ToolChoice(Struct, frozen=True, kw_only=True):
+    """The object form of `tool_choice`. `name` beside `type` is how the Responses API has it."""
+
+    type: str
+    function: FunctionName | None = None
+    name: str | None = None
+    allowed_tools: AllowedTools | None = None
 
 
 class ChatRequest(GenerationOptions, frozen=True, kw_only=True):
@@ -137,11 +204,22 @@ class ChatRequest(GenerationOptions, frozen=True, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1)]
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: str | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[FunctionDefinition] | None = None
+    function_call: str | FunctionName | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    include_reasoning: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
 
 class CompletionRequest(GenerationOptions, frozen=True, kw_only=True):
     """The body of POST /v1/completions."""
 
     prompt: str | list[str | TokenId | list[TokenId]]
+    suffix: str | None = None
+    echo: bool | None = None
     logprobs: LegacyLogprobs | None = None

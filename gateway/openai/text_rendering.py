@@ -11,8 +11,7 @@ from gateway.error_answers import openai_error_body
 from gateway.event_bytes import DONE, data_event
 from gateway.in_flight import RequestView
 from gateway.openai.answers import TextChoice, TextCompletion, UsageObject
-from gateway.openai.chat_rendering import Progress, UsageChunk
-from gateway.openai.envelope import Envelope, details, end_reason, usage_of
+from gateway.openai.envelope import AnswerStyle, Envelope, details, end_reason, usage_of
 from gateway.openai.logprobs import Offsets, legacy_logprobs
 from gateway.openai.waiting import prompt_progress, waiting_comment
 from protocol.failures import Failure
@@ -25,23 +24,18 @@ _encode = msgspec.json.Encoder().encode
 class TextRendering:
     """One legacy answer. A stream of it ends with `[DONE]`, or with an error and without it."""
 
-    def __init__(
-        self, envelope: Envelope, *, choices: int, usage: UsageChunk, progress: Progress, top_logprobs: int | None
-    ) -> None:
-        """`top_logprobs` is None when the client wants no logprobs."""
+    def __init__(self, envelope: Envelope, style: AnswerStyle) -> None:
         self._envelope = envelope
-        self._choices = choices
-        self._usage: UsageChunk = usage
-        self._progress: Progress = progress
-        self._top_logprobs = top_logprobs
-        self._no_usage: UnsetType | None = None if usage == "asked" else UNSET
-        self._halves = [_halves(self._chunk(TextChoice(index=index, text=_MARK))) for index in range(choices)]
-        self._offsets = [Offsets() for _ in range(choices)]
+        self._style = style
+        self._no_usage: UnsetType | None = None if style.usage == "asked" else UNSET
+        self._halves = [_halves(self._chunk(TextChoice(index=index, text=_MARK))) for index in range(style.choices)]
+        self._offsets = [Offsets() for _ in range(style.choices)]
         self._ends: dict[int, Finished] = {}
 
     def opening(self) -> bytes:
-        """Nothing: this route's stream begins with its text."""
-        return b""
+        """Nothing but the prompts, for who wants them back: this route's stream begins with its text."""
+        echoes = [(choice, self._style.echo_of(choice)) for choice in range(self._style.choices)]
+        return b"".join(_event(self._chunk(TextChoice(index=choice, text=text))) for choice, text in echoes if text)
 
     def encode(self, event: RequestEvent, choice: int) -> bytes:
         """The bytes that this event adds to the stream, perhaps none."""
@@ -50,19 +44,19 @@ class TextRendering:
                 head, tail = self._halves[choice]
                 return head + _encode(text) + tail if text else b""
             case Delta():
-                logprobs = legacy_logprobs(event.logprobs, self._offsets[choice], self._top_logprobs)
+                logprobs = legacy_logprobs(event.logprobs, self._offsets[choice], self._style.top_logprobs)
                 return _event(self._chunk(TextChoice(index=choice, text=event.text, logprobs=logprobs)))
             case Finished():
                 self._ends[choice] = event
                 last = self._chunk(TextChoice(index=choice, text="", finish_reason=end_reason(event.reason)))
-                is_the_end = len(self._ends) == self._choices and self._usage == "unasked"
+                is_the_end = len(self._ends) == self._style.choices and self._style.usage == "unasked"
                 return _event(replace(last, mlxd=details(self._envelope, self._in_order())) if is_the_end else last)
             case _:  # nothing that this API has a word for
                 return b""
 
     def progress(self, event: Prefilling, prefill_seconds: float) -> bytes:
         """A chunk that says only how far the prompt is, for who asked for it."""
-        if self._progress == "unasked":
+        if self._style.progress == "unasked":
             return b""
         done = prompt_progress(event, prefill_seconds=prefill_seconds)
         return _event(replace(self._chunk(TextChoice(text="")), prompt_progress=done))
@@ -77,10 +71,11 @@ class TextRendering:
 
     def closing(self) -> bytes:
         """The bill, if it was asked for, and the mark of a whole stream."""
-        if self._usage == "unasked":
+        if self._style.usage == "unasked":
             return DONE
         ends = self._in_order()
-        bill = replace(self._chunk(TextChoice(text="")), choices=[], usage=usage_of(ends))
+        usage = usage_of(ends, self._style.choices_per_prompt)
+        bill = replace(self._chunk(TextChoice(text="")), choices=[], usage=usage)
         return _event(replace(bill, mlxd=details(self._envelope, ends))) + DONE
 
     def whole(self, answers: Sequence[Collected]) -> bytes:
@@ -90,15 +85,15 @@ class TextRendering:
             [
                 TextChoice(
                     index=index,
-                    text=answer.text,
+                    text=self._style.echo_of(index) + answer.text,
                     logprobs=None
-                    if self._top_logprobs is None
-                    else legacy_logprobs(answer.logprobs, Offsets(), self._top_logprobs),
+                    if self._style.top_logprobs is None
+                    else legacy_logprobs(answer.logprobs, Offsets(), self._style.top_logprobs),
                     finish_reason=end_reason(end.reason),
                 )
                 for index, (answer, end) in enumerate(zip(answers, ends, strict=True))
             ],
-            usage_of(ends),
+            usage_of(ends, self._style.choices_per_prompt),
         )
         return _encode(replace(completion, mlxd=details(self._envelope, ends)))
 

@@ -144,7 +144,7 @@ async def test_a_text_prompt_can_be_warmed_too(house: House) -> None:
         ({"pin": {"name": "../etc"}}, 400, "pin.name"),
         ({"pin": {"name": "ok", "ttl_seconds": 0}}, 400, "pin.ttl_seconds"),
         ({"pin": {"name": "ok", "ttl": 5}}, 400, "pin"),
-        ({"tools": [{"type": "function"}]}, 400, "tools"),
+        ({"tools": [{"type": "function"}]}, 400, "tools[0].function"),
     ],
 )
 async def test_what_a_chat_would_be_refused_for(house: House, fields: Any, status: int, param: str) -> None:

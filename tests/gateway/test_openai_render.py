@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from gateway.answer_parts import collect
 from gateway.dialects import Rendering
-from gateway.openai.chat_rendering import ChatRendering, UsageChunk
-from gateway.openai.envelope import Envelope
+from gateway.openai.chat_rendering import ChatRendering
+from gateway.openai.envelope import AnswerStyle, Envelope
 from gateway.openai.text_rendering import TextRendering
 from protocol.failures import Failure, FailureKind
 from protocol.generation import (
@@ -30,6 +30,8 @@ from protocol.generation import (
 from protocol.ids import RequestId
 from tests.fakes.openai_app import sse_data
 from tests.fakes.scripted_generator import TIMINGS
+
+Asked = Literal["asked", "unasked"]
 
 ID = RequestId("req_1")
 ENVELOPE = Envelope(id="chatcmpl-1", created=17, model="org/m:4bit", system_fingerprint=None)
@@ -69,21 +71,19 @@ def streamed(rendering: Rendering, events: Sequence[RequestEvent]) -> list[Any]:
     return [line if line == "[DONE]" else json.loads(line) for line in sse_data(b"".join(parts))]
 
 
-def chat(
-    usage: UsageChunk = "unasked", top_logprobs: int | None = None, envelope: Envelope = ENVELOPE
-) -> ChatRendering:
-    return ChatRendering(envelope, choices=1, usage=usage, progress="unasked", top_logprobs=top_logprobs)
+def chat(usage: Asked = "unasked", top_logprobs: int | None = None, envelope: Envelope = ENVELOPE) -> ChatRendering:
+    return ChatRendering(envelope, AnswerStyle(usage=usage, top_logprobs=top_logprobs))
 
 
-def text(usage: UsageChunk = "unasked", top_logprobs: int | None = None) -> TextRendering:
-    return TextRendering(ENVELOPE, choices=1, usage=usage, progress="unasked", top_logprobs=top_logprobs)
+def text(usage: Asked = "unasked", top_logprobs: int | None = None) -> TextRendering:
+    return TextRendering(ENVELOPE, AnswerStyle(usage=usage, top_logprobs=top_logprobs))
 
 
-def chat_chunks(*events: RequestEvent, usage: UsageChunk = "unasked") -> list[Any]:
+def chat_chunks(*events: RequestEvent, usage: Asked = "unasked") -> list[Any]:
     return streamed(chat(usage), events)
 
 
-def text_chunks(*events: RequestEvent, usage: UsageChunk = "unasked", top_logprobs: int | None = None) -> list[Any]:
+def text_chunks(*events: RequestEvent, usage: Asked = "unasked", top_logprobs: int | None = None) -> list[Any]:
     return streamed(text(usage, top_logprobs), events)
 
 

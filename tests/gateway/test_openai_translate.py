@@ -90,6 +90,7 @@ def test_every_honoured_option_reaches_the_worker() -> None:
             logprobs=True,
             top_logprobs=3,
             chat_template_kwargs={"enable_thinking": False},
+            ignore_eos=True,
         )
     )
     assert generate == Generate(
@@ -113,9 +114,12 @@ def test_every_honoured_option_reaches_the_worker() -> None:
         stop_token_ids=(2,),
         top_logprobs=3,
         cache=CacheUse(scope=SCOPE, owner=owner_id(SCOPE)),
+        reasoning="split",
+        ignore_end="yes",
     )
     plain = good(chat())
     assert (plain.sampling, plain.max_tokens, plain.stop, plain.top_logprobs) == (Sampling(), None, (), None)
+    assert (plain.ignore_end, good(completion("x")).reasoning) == ("no", "keep")
 
 
 @pytest.mark.parametrize(
@@ -159,16 +163,8 @@ def test_stop_strings(stop: Any, strings: tuple[str, ...]) -> None:
     [
         ({"n": 33}, "n", FailureKind.INVALID_REQUEST),
         ({"best_of": 2}, "best_of", FailureKind.UNSUPPORTED),
-        ({"echo": True}, "echo", FailureKind.UNSUPPORTED),
-        ({"suffix": "end"}, "suffix", FailureKind.UNSUPPORTED),
-        ({"ignore_eos": True}, "ignore_eos", FailureKind.UNSUPPORTED),
-        ({"tools": [{"type": "function"}]}, "tools", FailureKind.UNSUPPORTED),
-        ({"tool_choice": "required"}, "tool_choice", FailureKind.UNSUPPORTED),
-        ({"tool_choice": "sometimes"}, "tool_choice", FailureKind.UNSUPPORTED),
-        ({"tool_choice": {"type": "function"}}, "tool_choice", FailureKind.UNSUPPORTED),
-        ({"functions": [{"name": "f"}]}, "functions", FailureKind.UNSUPPORTED),
-        ({"function_call": {"name": "f"}}, "function_call", FailureKind.UNSUPPORTED),
-        ({"response_format": {"type": "json_object"}}, "response_format", FailureKind.UNSUPPORTED),
+        ({"audio": {"voice": "x"}}, "audio", FailureKind.UNSUPPORTED),
+        ({"response_format": {"type": "poem"}}, "response_format.type", FailureKind.UNSUPPORTED),
         ({"modalities": ["text", "audio"]}, "modalities", FailureKind.UNSUPPORTED),
         ({"stream_options": {"include_usage": True}}, "stream_options", FailureKind.INVALID_REQUEST),
         ({"stop": ["a", "b", "c", "d", "e"]}, "stop", FailureKind.INVALID_REQUEST),
@@ -195,6 +191,9 @@ def test_what_cannot_be_honoured_is_refused_on_both_routes(
         {"best_of": 1},
         {"echo": False},
         {"suffix": ""},
+        {"ignore_eos": False},
+        {"functions": []},
+        {"grammar": ""},
         {"tools": []},
         {"tool_choice": "none"},
         {"tool_choice": "auto"},
@@ -260,7 +259,10 @@ def test_roles_stand_where_they_stood() -> None:
     ("message", "param", "kind"),
     [
         ({"role": "wizard", "content": "x"}, "messages[0].role", FailureKind.INVALID_REQUEST),
-        ({"role": "function", "content": "x", "name": "f"}, "messages[0].role", FailureKind.UNSUPPORTED),
+        ({"role": "function", "content": "x", "name": "f"}, "messages[0].name", FailureKind.INVALID_REQUEST),
+        ({"role": "assistant", "content": None}, "messages[0].content", FailureKind.INVALID_REQUEST),
+        ({"role": "assistant"}, "messages[0].content", FailureKind.INVALID_REQUEST),
+        ({"role": "assistant", "tool_calls": []}, "messages[0].content", FailureKind.INVALID_REQUEST),
         ({"role": "user", "content": None}, "messages[0].content", FailureKind.INVALID_REQUEST),
         ({"role": "user"}, "messages[0].content", FailureKind.INVALID_REQUEST),
         ({"role": "user", "content": []}, "messages[0].content", FailureKind.INVALID_REQUEST),
@@ -289,8 +291,8 @@ def test_roles_stand_where_they_stood() -> None:
         ),
         ({"role": "user", "content": [{"type": "file"}]}, "messages[0].content[0]", FailureKind.UNSUPPORTED),
         (
-            {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}},
-            "messages[0].function_call",
+            {"role": "assistant", "content": "x", "audio": {"id": "a"}},
+            "messages[0].audio",
             FailureKind.UNSUPPORTED,
         ),
     ],
@@ -305,8 +307,8 @@ def test_a_wrong_message_is_named(message: dict[str, Any], param: str, kind: Fai
 @pytest.mark.parametrize(
     "message",
     [
-        {"role": "assistant", "content": None},
-        {"role": "assistant"},
+        {"role": "assistant", "content": None, "reasoning_content": "hm"},
+        {"role": "assistant", "function_call": {"name": "f"}},
         {"role": "assistant", "content": []},
         {"role": "assistant", "content": "", "refusal": None},
         {"role": "system", "content": []},
@@ -346,25 +348,110 @@ def calling(arguments: Any) -> dict[str, Any]:
         (None, {}),
         ("{}", {}),
         ('{"deep":{"list":[1,2.5,null,"x"]}}', {"deep": {"list": [1, 2.5, None, "x"]}}),
+        (" ", {}),
+        ("{", {"_raw": "{"}),
+        ("[]", {"_raw": "[]"}),
+        ("nonsense", {"_raw": "nonsense"}),
+        ('{"a":1' + "0" * 30 + "}", {"_raw": '{"a":1' + "0" * 30 + "}"}),
+        ('{"a":' * 100 + "1" + "}" * 100, {"_raw": '{"a":' * 100 + "1" + "}" * 100}),
     ],
 )
 def test_the_arguments_of_earlier_calls_are_decoded(arguments: Any, decoded: dict[str, Any]) -> None:
-    """A08: templates want a mapping, the API has a string, models leave it empty."""
+    """A08: templates want a mapping, the API has a string, models leave it empty or write it wrong: a conversation in
+    which one did goes on, and the template sees what was written."""
     messages = messages_of(chat(USER, calling(arguments), {"role": "tool", "tool_call_id": "c1", "content": "rain"}))
     assert messages[1].tool_calls == (ToolCall(id="c1", name="get_weather", arguments=decoded),)
     assert messages[1].content == ""
     assert messages[2].tool_call_id == "c1"
 
 
-@pytest.mark.parametrize(
-    "arguments", ["{", "[]", "5", "nonsense", '{"a":1' + "0" * 30 + "}", '{"a":' * 100 + "1" + "}" * 100]
-)
-def test_undecodable_arguments_name_their_call(arguments: str) -> None:
-    """A08: a 400 that points at the call, never another prompt than the client meant."""
+@pytest.mark.parametrize("arguments", [{"a": 10**30}, {"a": [{}] * 3 + [{"b": 2**64}]}])
+def test_an_object_that_cannot_travel_names_its_call(arguments: dict[str, Any]) -> None:
+    """A client that sends the object itself can mend it: a 400 that points at the call."""
     failure = chat(USER, calling(arguments))
     assert isinstance(failure, Failure)
     assert failure.kind is FailureKind.INVALID_REQUEST
     assert failure.param == "messages[1].tool_calls[0].function.arguments"
+
+
+def test_the_legacy_roles_are_calls_and_their_answers() -> None:
+    """`function_call` and the role `function` become a call and a tool's message that answers the last one of its
+    name."""
+    calls = [{"role": "assistant", "function_call": {"name": name, "arguments": '{"a": 1}'}} for name in ("f", "g")]
+    messages = messages_of(chat(USER, *calls, {"role": "function", "name": "f", "content": "done"}))
+    assert messages[1].tool_calls == (ToolCall(id="call_messages[1]", name="f", arguments={"a": 1}),)
+    assert messages[3] == ChatMessage(role="tool", name="f", content="done", tool_call_id="call_messages[1]")
+
+
+@pytest.mark.parametrize(("kind", "shown"), [("image_url", "image"), ("input_audio", "audio"), ("file", "file")])
+def test_a_tools_picture_is_named_in_its_place(kind: str, shown: str) -> None:
+    """C08: what a tool gave cannot be taken back, so the model reads that something was there; no data gets in."""
+    parts = [{"type": "text", "text": "see "}, {"type": kind, kind: {"url": "data:image/png;base64,AAAA"}}]
+    (_, message) = messages_of(chat(calling("{}"), {"role": "tool", "tool_call_id": "c1", "content": parts}))
+    assert message.content == f"see [{shown}: left out, since this model reads text only]"
+
+
+# --- what a template is told -----------------------------------------------------------------------------------------
+
+
+def template_arguments(**fields: Any) -> dict[str, Any]:
+    prompt = good(chat(**fields)).prompt
+    assert isinstance(prompt, ChatPrompt)
+    return prompt.template_arguments
+
+
+@pytest.mark.parametrize(
+    ("fields", "arguments"),
+    [
+        ({}, {}),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
+        ({"reasoning_effort": "none"}, {"reasoning_effort": "none", "enable_thinking": False}),
+        (
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True, "x": 1}},
+            {"reasoning_effort": "none", "enable_thinking": True, "x": 1},
+        ),
+        (
+            {"reasoning_effort": "high", "chat_template_kwargs": {"reasoning_effort": "low"}},
+            {"reasoning_effort": "low"},
+        ),
+    ],
+)
+def test_reasoning_effort_reaches_the_template(fields: dict[str, Any], arguments: dict[str, Any]) -> None:
+    """D03: "none" switches thinking off in templates that know only that; what the client says itself goes before."""
+    assert template_arguments(**fields) == arguments
+
+
+ASSISTANT = {"role": "assistant", "content": "The capital is"}
+
+
+def test_an_answer_goes_on_only_when_told() -> None:
+    """C06: OpenAI's API begins a new message after an assistant's; vLLM's flag goes on from its text."""
+    flags = {"continue_final_message": True, "add_generation_prompt": False}
+    for fields, ending in (({}, "new_message"), ({"continue_final_message": True}, "continue"), (flags, "continue")):
+        prompt = good(chat(USER, ASSISTANT, **fields)).prompt
+        assert isinstance(prompt, ChatPrompt)
+        assert prompt.ending == ending
+
+
+@pytest.mark.parametrize(
+    ("messages", "fields", "param"),
+    [
+        ([USER], {"continue_final_message": True}, "continue_final_message"),
+        ([USER, {**ASSISTANT, "content": ""}], {"continue_final_message": True}, "continue_final_message"),
+        (
+            [USER, {**ASSISTANT, "function_call": {"name": "f"}}],
+            {"continue_final_message": True},
+            "continue_final_message",
+        ),
+        ([USER, ASSISTANT], {"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
+        ([USER, ASSISTANT], {"add_generation_prompt": False}, "add_generation_prompt"),
+    ],
+)
+def test_what_cannot_go_on_is_refused(messages: list[Any], fields: dict[str, Any], param: str) -> None:
+    """C06: there must be a text to go on from, and the two flags must not contradict each other."""
+    failure = chat(*messages, **fields)
+    assert isinstance(failure, Failure)
+    assert failure.param == param
 
 
 # --- completions -----------------------------------------------------------------------------------------------------
@@ -374,6 +461,7 @@ def test_undecodable_arguments_name_their_call(arguments: str) -> None:
     ("prompt", "translated"),
     [
         ("abc", TextPrompt(text="abc")),
+        ("", TextPrompt(text="")),
         (["abc"], TextPrompt(text="abc")),
         ([1, 2, 3], TokenPrompt(token_ids=(1, 2, 3))),
         ([[1, 2, 3]], TokenPrompt(token_ids=(1, 2, 3))),
@@ -390,8 +478,9 @@ def test_each_form_of_prompt(prompt: Any, translated: Prompt) -> None:
 @pytest.mark.parametrize(
     ("prompt", "param", "kind"),
     [
-        (["a", "b"], "prompt", FailureKind.UNSUPPORTED),
-        ([[1], [2]], "prompt", FailureKind.UNSUPPORTED),
+        (["a", 1], "prompt[1]", FailureKind.INVALID_REQUEST),
+        ([[1], [2], []], "prompt[2]", FailureKind.INVALID_REQUEST),
+        (["x"] * 129, "prompt", FailureKind.INVALID_REQUEST),
         ([], "prompt", FailureKind.INVALID_REQUEST),
         ([[]], "prompt[0]", FailureKind.INVALID_REQUEST),
         (None, "prompt", FailureKind.INVALID_REQUEST),
@@ -401,10 +490,62 @@ def test_each_form_of_prompt(prompt: Any, translated: Prompt) -> None:
     ],
 )
 def test_a_wrong_prompt_is_named(prompt: Any, param: str, kind: FailureKind) -> None:
-    """Several prompts in one request are not supported; the rest is a mistake."""
+    """No mixture of ids and texts, nothing empty, and not more than a bounded number of answers."""
     failure = completion(prompt)
     assert isinstance(failure, Failure)
     assert (failure.kind, failure.param) == (kind, param)
+
+
+def completions(prompt: Any, **fields: Any) -> tuple[Generate, ...]:
+    decoded = decode(json.dumps({"model": "m", "prompt": prompt, **fields}).encode(), CompletionRequest)
+    assert isinstance(decoded, Decoded), decoded
+    translated = completion_to_generate(decoded.request, request_id=ID, cache_scope=SCOPE)
+    assert isinstance(translated, tuple), translated
+    return translated
+
+
+def test_several_prompts_have_n_answers_each() -> None:
+    """As OpenAI orders them: prompt by prompt; ids and seeds differ within a prompt, and the prompt is one object."""
+    work = completions(["a", [1, 2]], n=2, seed=7)
+    assert [command.prompt for command in work] == [TextPrompt(text="a")] * 2 + [TokenPrompt(token_ids=(1, 2))] * 2
+    assert [command.request_id for command in work] == ["req_1", "req_1-1", "req_1-2", "req_1-3"]
+    assert [command.sampling.seed for command in work] == [7, 8, 7, 8]
+    assert work[0].prompt is work[1].prompt
+    assert len(completions(["x"] * 4, n=32)) == 128
+
+
+def test_a_suffix_goes_with_each_prompt() -> None:
+    """FIM: the worker knows how its model wants to be asked."""
+    assert [command.prompt for command in completions(["a", "b"], suffix="end")] == [
+        TextPrompt(text="a", suffix="end"),
+        TextPrompt(text="b", suffix="end"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fields", "param"),
+    [
+        ([1, 2], {"suffix": "x"}, "suffix"),
+        (["a", [1]], {"suffix": "x"}, "suffix"),
+        ([1, 2], {"echo": True}, "echo"),
+        ("a", {"echo": True, "logprobs": 0}, "echo"),
+    ],
+)
+def test_what_needs_text_names_itself(prompt: Any, fields: dict[str, Any], param: str) -> None:
+    """The gateway has no tokenizer and the worker no logprobs of a prompt."""
+    failure = completion(prompt, **fields)
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.param) == (FailureKind.UNSUPPORTED, param)
+
+
+@pytest.mark.parametrize("name", ["tools", "functions"])
+def test_no_tools_on_the_legacy_route(name: str) -> None:
+    """C12: ignoring them would be a lie; an empty list asks for nothing."""
+    failure = completion("x", **{name: [{"type": "function", "name": "f", "function": {"name": "f"}}]})
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.param) == (FailureKind.UNSUPPORTED, name)
+    assert good(completion("x", **{name: []})) == good(completion("x"))
+    assert isinstance(completion("x", tool_choice="required"), Failure)
 
 
 # --- properties ------------------------------------------------------------------------------------------------------
