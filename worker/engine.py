@@ -30,6 +30,16 @@ class Engine(Protocol[Payload]):
         """Run the next `tokens` tokens of the row's prompt; returns when they are in its KV cache."""
         ...
 
+    @property
+    def mixes(self) -> bool:
+        """Whether `prefill_and_decode` may be asked."""
+        ...
+
+    def prefill_and_decode(self, request_id: RequestId, tokens: int) -> list[Drawn]:
+        """`prefill` and a decode step of all rows, of which none is unread, in one pass; gives the rows' tokens of this
+        very step, so none is unread afterwards."""
+        ...
+
     def join(self, request_id: RequestId) -> None:
         """All but the row's last token is in its KV cache: it takes part in decode from the next step on."""
         ...

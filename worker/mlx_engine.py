@@ -8,6 +8,7 @@ read, so the host's work (text, stops, sockets) runs beside the device's.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -16,6 +17,7 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from protocol.generation import ChosenLogprob, PrefixReuse, TokenLogprob
 from protocol.ids import BlockKey, RequestId
+from worker import mlx_packed
 from worker.detokenizer import token_bytes
 from worker.engine import Drawn
 from worker.mlx_blocks import KVArrays, KVLayout, block_bytes
@@ -83,11 +85,19 @@ class MlxEngine:
         self.prefix_reuse = loaded.prefix_reuse
         if self.prefix_reuse.available and (fault := self._reuse_fault()):
             self.prefix_reuse = PrefixReuse(available=False, reason=fault)
+        self._mixing_fault = self._find_mixing_fault()
+        if self._mixing_fault:
+            log.info("slices_are_not_mixed", reason=self._mixing_fault)
 
     @property
     def is_batchable(self) -> bool:
         """Whether several rows may decode in one step."""
         return self._is_batchable
+
+    @property
+    def mixes(self) -> bool:
+        """Whether `prefill_and_decode` may be asked."""
+        return not self._mixing_fault
 
     @property
     def active_bytes(self) -> int:
@@ -114,6 +124,23 @@ class MlxEngine:
         self._model(mx.array([row.token_ids[row.held : row.held + tokens]]), cache=row.caches)
         # Logits are never asked for, so the output layer does not run. All cache state is, or the graph would grow.
         mx.eval([cache.state for cache in row.caches])
+        self._prefilled(row, tokens)
+
+    def prefill_and_decode(self, request_id: RequestId, tokens: int) -> list[Drawn]:
+        row = self._alone[request_id]
+        if any(each.is_unread for each in self._rows):
+            raise BooksDoNotAddUp("a pass for a slice and rows, of which some are unread")
+        slice_ids = row.token_ids[row.held : row.held + tokens]
+        logits = mlx_packed.packed_pass(self._model, slice_ids, self._inputs, row.caches, self._caches)
+        self._draw(logits)
+        # Read at once, unlike a decode step: such a pass is long, so little is gained by launching the next before it
+        # ends, and its tokens would come a whole pass late.
+        drawn = self.read()
+        mx.eval([cache.state for cache in row.caches])
+        self._prefilled(row, tokens)
+        return drawn
+
+    def _prefilled(self, row: Row, tokens: int) -> None:
         row.held += tokens
         self._prefilled_since_clear += tokens
         if self._prefilled_since_clear >= _CLEAR_PREFILL_TOKENS:
@@ -327,6 +354,17 @@ class MlxEngine:
                 log.warning("rows_are_not_batched", error=type(why).__name__, reason=str(why)[:200])
                 self._is_batchable = False
         mx.clear_cache()
+
+    def _find_mixing_fault(self) -> str:
+        """Why slices and decode steps are run apart. Empty when they need not be."""
+        if not self._is_batchable:
+            return "its rows are not batched"
+        make_caches = partial(make_prompt_cache, self._model)
+        try:
+            fault = mlx_packed.prepare(self._model, make_caches())
+            return fault or mlx_packed.fault(self._model, make_caches, self._vocabulary_size)
+        except mlx_packed.CANNOT as why:
+            return f"{type(why).__name__}: {str(why)[:200]}"
 
     def _reuse_fault(self) -> str:
         """Cut a cache, take it up again, and compare what it says next. Empty when that is the same."""
