@@ -61,11 +61,12 @@ from worker.embedding.text_plane import EmbeddingTextPlane
 from worker.log import configure_logging
 from worker.loop import StepLoop
 from worker.neighbours import Alone, DeviceSharing, SharingSettings
+from worker.pacing import SchedulerSettings
 from worker.parent import read_launch, when_parent_is_gone
 from worker.prefill_lease import PrefillLease
 from worker.prefix_cache import PrefixCache
 from worker.prefix_index import Boundary, PrefixIndex
-from worker.scheduler import Scheduler, SchedulerSettings
+from worker.scheduler import Scheduler
 from worker.shared_device import SharedDevice
 from worker.text_plane import LoadedWeights, TextPlane
 from worker.tokenizing import TokenQuestions
@@ -258,7 +259,13 @@ class Worker:
         device = self._device()
         loop = StepLoop(
             engine=engine,
-            scheduler=Scheduler(SchedulerSettings(max_rows=max_rows, slice_seconds=launch.prefill_slice_seconds)),
+            scheduler=Scheduler(
+                SchedulerSettings(
+                    max_rows=max_rows,
+                    slices="mixed" if engine.mixes else "apart",
+                    slice_seconds=launch.prefill_slice_seconds,
+                )
+            ),
             cache=cache,
             make_detokenizer=detokenizer_maker(wrapped),
             end_token_ids=frozenset(tokenizer.eos_token_ids),

@@ -41,7 +41,7 @@ from worker.neighbours import Alone, DeviceSharing, Hold, Load
 from worker.output import StopStrings
 from worker.prefix_cache import PrefixCache
 from worker.row_answer import RowAnswer
-from worker.scheduler import Decode, Idle, Join, Open, Park, Prefill, Scheduler, Step
+from worker.scheduler import Decode, Idle, Join, Mixed, Open, Park, Prefill, Scheduler, Step
 from worker.sequence import BooksDoNotAddUp, Lane, Prepared, Sequence, lane_of, timings
 from worker.warming import STORE_SECONDS, Warming, WarmingPrefixes
 
@@ -257,6 +257,11 @@ class StepLoop(Generic[Payload]):
             case Prefill():
                 self._read()
                 self._prefill(step)
+            case Mixed(request_id=request_id):
+                self._read()
+                # What was read may have ended the last row.
+                if self._scheduler.is_decoding:
+                    self._mixed(step)
             case Join(request_id=request_id):
                 self._engine.join(request_id)
                 self._scheduler.joined(request_id, self._clock())
@@ -275,17 +280,19 @@ class StepLoop(Generic[Payload]):
                 assert_never(step)
 
     def _permitted(self, step: Step) -> Step | Hold:
-        """What of this may run now, beside other models on the device. Rows go on while a slice is held."""
-        if not isinstance(step, Prefill | Decode):
+        """What of this may run now, beside other models on the device. Rows go on while a slice is held, and a slice
+        while they rest."""
+        if not isinstance(step, Prefill | Mixed | Decode):
             return step
-        permits = self._device.ask(self._load(), step.lane if isinstance(step, Prefill) else None)
+        permits = self._device.ask(self._load(), None if isinstance(step, Decode) else step.lane)
         rows_elsewhere = self._device.rows_elsewhere()
         self._scheduler.beside(
             None if rows_elsewhere is None else Lane(rows_elsewhere), permits.prefill.held_by if permits.prefill else ""
         )
-        if isinstance(step, Prefill):
+        if not isinstance(step, Decode):
             if permits.prefill is None:
-                return step
+                is_alone = isinstance(step, Mixed) and permits.decode is not None
+                return Prefill(step.request_id, step.tokens, step.lane) if is_alone else step
             if not self._scheduler.is_decoding:
                 return permits.prefill
         return permits.decode or Decode()
@@ -315,6 +322,9 @@ class StepLoop(Generic[Payload]):
         self._scheduler.decoded(self._clock() - started, len(drawn))
         if drawn:
             self._device.decoded()
+        self._take_drawn(drawn)
+
+    def _take_drawn(self, drawn: list[Drawn]) -> None:
         ended = [request_id for token in drawn if (request_id := self._drew(token)) is not None]
         self._forget(ended)
 
@@ -334,8 +344,7 @@ class StepLoop(Generic[Payload]):
             self._prompt_done(row, sequence)
 
     def _prefill(self, step: Prefill) -> None:
-        row = self._rows[step.request_id]
-        sequence = self._sequence(step.request_id)
+        row, sequence = self._rows[step.request_id], self._sequence(step.request_id)
         started = self._clock()
         self._device.slice_started()
         self._engine.prefill(step.request_id, step.tokens)
@@ -343,6 +352,24 @@ class StepLoop(Generic[Payload]):
         self._steps += 1
         now = self._clock()
         self._scheduler.prefilled(step, now - started, now)
+        self._advanced(row, sequence)
+
+    def _mixed(self, step: Mixed) -> None:
+        row, sequence = self._rows[step.request_id], self._sequence(step.request_id)
+        started = self._clock()
+        self._device.slice_started()
+        drawn = self._engine.prefill_and_decode(step.request_id, step.tokens)
+        self._device.slice_ended()
+        self._device.decoded()
+        self._steps += 1
+        now = self._clock()
+        self._scheduler.mixed(step, now - started, now)
+        # Rows before blocks: clients wait for these tokens.
+        self._take_drawn(drawn)
+        self._advanced(row, sequence)
+
+    def _advanced(self, row: _Row, sequence: Sequence) -> None:
+        """More of this prompt has its KV in the row's cache."""
         # Whole blocks are kept after each slice, so that what a cancelled request computed is not lost; the tail once.
         is_boundary = sequence.prefilled in sequence.boundaries
         is_done = sequence.prefill_left == 0

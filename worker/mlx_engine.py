@@ -128,8 +128,8 @@ class MlxEngine:
 
     def prefill_and_decode(self, request_id: RequestId, tokens: int) -> list[Drawn]:
         row = self._alone[request_id]
-        if any(each.is_unread for each in self._rows):
-            raise BooksDoNotAddUp("a pass for a slice and rows, of which some are unread")
+        if self._inputs is None or any(each.is_unread for each in self._rows):
+            raise BooksDoNotAddUp("a mixed pass needs rows, of which none is unread")
         slice_ids = row.token_ids[row.held : row.held + tokens]
         logits = mlx_packed.packed_pass(self._model, slice_ids, self._inputs, row.caches, self._caches)
         self._draw(logits)
@@ -174,7 +174,12 @@ class MlxEngine:
         row = self._rows[index]
         if row.is_unread:
             raise BooksDoNotAddUp("a row with an unread token cannot be parked")
-        row.caches = [cache.extract(index) for cache in self._caches] if self._is_batchable else self._caches
+        if row.held == 0:  # parked before its first step: there is nothing yet that could be taken out
+            row.caches = make_prompt_cache(self._model)
+        elif self._is_batchable:
+            row.caches = [cache.extract(index) for cache in self._caches]
+        else:
+            row.caches = self._caches
         mx.eval([cache.state for cache in row.caches])
         self._keep_rows([i for i in range(len(self._rows)) if i != index])
         self._alone[request_id] = row

@@ -5,8 +5,8 @@ Who goes next, in the order it is asked:
 1. **Rows.** A prompt that is done joins the decode batch as soon as a row is free. Rows of the batch class are
    *parked*, with their KV, when a higher class needs their row, or when they would stretch its decode steps to more
    than `stretch` times; after `parked_seconds` a parked row comes back for at least `stint_seconds`: it never starves.
-2. **Decode before prefill, while decode is owed.** A slice of T seconds owes the decoding rows `share / (1 - share)`
-   times T of decode before the next slice of its lane or a lower one. The share depends on who waits (`_SHARES`).
+2. **Decode before prefill, while decode is owed.** What a slice owes the decoding rows is paid before the next slice
+   of its lane or a lower one (`pacing`).
 3. **Lane.** Of the prompts that can run a slice, those of the highest lane go first. A lane that let
    `lower_lane_every` slices of higher lanes by takes the next one. What only warms the cache never does.
 4. **Prompt.** In a lane the prompt with the least work left goes first, where a tenant's lead over the others counts as
@@ -18,68 +18,19 @@ Who goes next, in the order it is asked:
 A prompt can run a slice when its blocks from disk came (or their deadline passed), and it has started or may: a row
 will be free for it, and fewer than `max_prefills` prompts of its lane are in prefill.
 
-A slice is bounded by *time*: as many tokens as fit, slow slices included, between two tokens of the decoding rows
-(`_GAPS`), but not so few that starting it costs more than they do; on the block grid where that is cheap.
+A slice is bounded by *time*, as `pacing` says. Where the engine can, a slice beside decoding rows is *mixed*: the same
+pass gives each row its next token.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from protocol.ids import BLOCK_TOKENS, RequestId
+from worker import pacing
 from worker.cost_model import CostModel
+from worker.pacing import SchedulerSettings
 from worker.sequence import BooksDoNotAddUp, Lane, Sequence, shared_tokens
 from worker.tenants import TenantBooks
-
-
-@dataclass(frozen=True, kw_only=True)
-class SchedulerSettings:
-    """`slice_seconds` is the gap between two tokens that a slice may make; `_GAPS` says how classes differ.
-    `idle_slice_seconds` bounds a slice that delays nobody, and so how long a cancel can wait."""
-
-    max_rows: int
-    max_prefills: int = 4
-    slice_seconds: float = 0.2
-    idle_slice_seconds: float = 1.0
-    floor_tokens: int = 16
-    ceiling_tokens: int = 2048
-    first_rate_tokens_per_second: float = 256.0
-    oldest_every: int = 4
-    lower_lane_every: int = 16
-    tenant_lead_seconds: float = 5.0
-    stretch: float = 1.25
-    parked_seconds: float = 10.0
-    stint_seconds: float = 0.5
-
-
-@dataclass(frozen=True)
-class _Beside:
-    """A value for slices of a higher lane than that of the decoding rows, of the same, and of a lower one."""
-
-    higher: float
-    same: float
-    lower: float
-
-    def of(self, prompt: Lane, rows: Lane) -> float:
-        return self.higher if prompt < rows else self.same if prompt == rows else self.lower
-
-
-_GAPS = {
-    Lane.INTERACTIVE: _Beside(0.75, 0.75, 0.5),
-    Lane.STANDARD: _Beside(1.25, 1.25, 0.5),
-    Lane.BATCH: _Beside(2.5, 2.5, 1.0),
-}
-"""By the highest lane that decodes: how long a gap between its tokens may be, in `slice_seconds`."""
-
-_SHARES = {
-    Lane.INTERACTIVE: _Beside(0.5, 0.5, 0.9),
-    Lane.STANDARD: _Beside(0.2, 0.2, 0.8),
-    Lane.BATCH: _Beside(0.1, 0.2, 0.5),
-}
-"""By the highest lane that decodes: the part of the time it keeps while a prompt is prefilled. Who reads along keeps
-half of his speed; a program's stream only has to go on, so that the next program's first token comes soon."""
-
-_IDLE_GAPS = {Lane.INTERACTIVE: 1.0, Lane.STANDARD: 1.0, Lane.BATCH: 0.5, Lane.WARM: 0.25}
-"""When nothing decodes, in `idle_slice_seconds`: the lower the lane, the sooner it has to let a higher one by."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +43,15 @@ class Open:
 @dataclass(frozen=True)
 class Prefill:
     """Run the next `tokens` of this prompt, on behalf of `lane`: its own, or that of a prompt that waits for it."""
+
+    request_id: RequestId
+    tokens: int
+    lane: Lane = Lane.STANDARD
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """As `Prefill`, and a decode step of all rows, in one pass."""
 
     request_id: RequestId
     tokens: int
@@ -124,7 +84,7 @@ class Idle:
     until: float | None = None
 
 
-Step = Open | Prefill | Join | Park | Decode | Idle
+Step = Open | Prefill | Mixed | Join | Park | Decode | Idle
 
 
 @dataclass(frozen=True)
@@ -199,7 +159,7 @@ class Scheduler:
         if change := self._row_change(now):
             return change
         ready = [s for s in self._ready(now) if not self._is_owed(s.lane)]
-        if ready:
+        if ready and not self._has_to_learn_steps():
             return self._slice_of(ready)
         if self._decoding:
             return Decode()
@@ -235,6 +195,14 @@ class Scheduler:
         alone = self.costs.step_seconds(higher_rows)
         return self.costs.step_seconds(higher_rows + batch_rows) > self._settings.stretch * alone
 
+    def _has_to_learn_steps(self) -> bool:
+        """What a mixed pass takes is told from what a step takes."""
+        return self._is_mixing and self.costs.step_seconds(len(self._decoding)) == 0
+
+    @property
+    def _is_mixing(self) -> bool:
+        return self._settings.slices == "mixed" and bool(self._decoding)
+
     def _is_owed(self, lane: Lane) -> bool:
         """Rule 2."""
         return any(self._debts[other] > 0 for other in Lane if other <= lane)
@@ -261,13 +229,16 @@ class Scheduler:
         holders = (*self._decoding.values(), *self._parked.values(), *started)
         return sum(s.lane <= last for s in holders) >= self._settings.max_rows
 
-    def _slice_of(self, ready: list[Sequence]) -> Open | Prefill:
+    def _slice_of(self, ready: list[Sequence]) -> Open | Prefill | Mixed:
         lane = self._lane_of_next(s.lane for s in ready)
         sequence = self._prompt_of_next([s for s in ready if s.lane is lane])
         sequence = self._leader_of(sequence) or sequence
         if not sequence.has_started:
             return Open(sequence.request_id)
-        return Prefill(sequence.request_id, self._slice_tokens(sequence, lane), lane)
+        if self._is_mixing:
+            return Mixed(sequence.request_id, self._mixed_tokens(sequence, lane), lane)
+        tokens = pacing.slice_tokens(self._settings, self.costs, sequence, self._slice_seconds(lane))
+        return Prefill(sequence.request_id, tokens, lane)
 
     def _lane_of_next(self, lanes: Iterable[Lane]) -> Lane:
         """Rule 3."""
@@ -300,31 +271,22 @@ class Scheduler:
                     leaders.append((shared, other))
         return max(leaders, key=lambda pair: pair[0])[1] if leaders else None
 
-    def _slice_tokens(self, sequence: Sequence, lane: Lane) -> int:
-        settings = self._settings
-        tokens = self.costs.tokens_in(self._slice_seconds(lane), sequence.prefilled)
-        floor_tokens = max(settings.floor_tokens, self.costs.break_even_tokens(sequence.prefilled))
-        tokens = min(max(tokens, floor_tokens), settings.ceiling_tokens, sequence.prefill_left)
-        boundary = sequence.next_boundary
-        if boundary is not None and sequence.prefilled + tokens >= boundary:
-            return boundary - sequence.prefilled
-        end = sequence.prefilled + tokens
-        # End on the block grid where that costs less than half the slice: whole blocks are what the cache keeps.
-        beyond = end % BLOCK_TOKENS
-        if tokens < sequence.prefill_left and beyond < tokens / 2:
-            tokens -= beyond
-        return tokens
-
     def _slice_seconds(self, lane: Lane) -> float:
-        """A gap between two tokens is a slice and the step after it."""
-        decoding = [s.lane for s in self._decoding.values()]
-        elsewhere = [] if self._rows_elsewhere is None else [self._rows_elsewhere]
-        if not decoding and not elsewhere:
-            return self._settings.idle_slice_seconds * _IDLE_GAPS[lane]
-        rows = min(decoding + elsewhere)
-        gap = self._settings.slice_seconds * _GAPS[rows].of(lane, rows)
-        step_seconds = self.costs.step_seconds(len(decoding)) if decoding else 0.0
+        """Of a slice alone. A gap between two tokens is a slice and the step after it."""
+        rows = self._lanes_beside()
+        if not rows:
+            return pacing.idle_slice_seconds(self._settings, lane)
+        gap = pacing.gap_seconds(self._settings, lane, min(rows))
+        step_seconds = self.costs.step_seconds(len(self._decoding)) if self._decoding else 0.0
         return max(gap - step_seconds, gap / 2)
+
+    def _mixed_tokens(self, sequence: Sequence, lane: Lane) -> int:
+        gap = pacing.gap_seconds(self._settings, lane, min(self._lanes_beside()))
+        return pacing.mixed_tokens(self._settings, self.costs, sequence, gap, len(self._decoding))
+
+    def _lanes_beside(self) -> list[Lane]:
+        """Of the rows that decode on this device, here or in other workers."""
+        return self.decoding_lanes() + ([] if self._rows_elsewhere is None else [self._rows_elsewhere])
 
     # --- what happened ---------------------------------------------------------------------------------------------
 
@@ -364,20 +326,33 @@ class Scheduler:
 
     def prefilled(self, step: Prefill, seconds: float, now: float) -> None:
         """A slice ran. When nothing is left the prompt is parked, or is gone if it was only to warm."""
+        self.costs.prefilled(step.tokens, self._waiting[step.request_id].prefilled, seconds)
+        self._advanced(step, seconds, 0.0, now)
+
+    def mixed(self, step: Mixed, seconds: float, now: float) -> None:
+        """As `prefilled`, and each row drew a token."""
+        rows = len(self._decoding)
+        self.costs.mixed(step.tokens, self._waiting[step.request_id].prefilled, rows, seconds)
+        decoded_seconds = min(self.costs.step_seconds(rows), seconds)
+        for sequence in self._decoding.values():
+            self._tenants.charge(sequence.tenant, decoded_seconds / rows)
+        self._advanced(step, seconds, decoded_seconds, now)
+
+    def _advanced(self, step: Prefill | Mixed, seconds: float, decoded_seconds: float, now: float) -> None:
         sequence = self._waiting[step.request_id]
-        self.costs.prefilled(step.tokens, sequence.prefilled, seconds)
         self._count_held(seconds, sequence)
         sequence.prefilled += step.tokens
         sequence.slices += 1
-        self._tenants.charge(sequence.tenant, seconds)
+        self._tenants.charge(sequence.tenant, seconds - decoded_seconds)
         self._slices[step.lane] += 1
         self._let_by[step.lane] = 0
         for lane in {s.lane for s in self._ready(now) if s.lane > step.lane}:
             self._let_by[lane] += 1
         if self._decoding:
-            rows = min(s.lane for s in self._decoding.values())
-            share = _SHARES[rows].of(step.lane, rows)
-            self._debts[step.lane] += seconds * share / (1 - share)
+            rows = min(self.decoding_lanes())
+            self._debts[step.lane] += pacing.owed_seconds(
+                step.lane, rows, seconds=seconds, decoded_seconds=decoded_seconds
+            )
         self._prompt_may_be_done(sequence, now)
 
     def joined(self, request_id: RequestId, now: float) -> None:
@@ -470,10 +445,16 @@ class Scheduler:
 
     def _seconds_left(self, sequence: Sequence) -> float:
         seconds = self.costs.prefill_seconds(sequence.prefill_left, sequence.prefilled)
-        if not self._decoding:
+        if not self._decoding or sequence.prefill_left <= 0:
             return seconds
-        rows = min(s.lane for s in self._decoding.values())
-        return seconds / (1 - _SHARES[rows].of(sequence.lane, rows))
+        rows, decoded_seconds, part = min(self.decoding_lanes()), 0.0, 1.0
+        if not self._has_to_learn_steps() and self._is_mixing:
+            tokens = self._mixed_tokens(sequence, sequence.lane)
+            seconds = self.costs.mixed_seconds(tokens, sequence.prefilled, len(self._decoding))
+            decoded_seconds = self.costs.step_seconds(len(self._decoding))
+            part = tokens / sequence.prefill_left
+        owed = pacing.owed_seconds(sequence.lane, rows, seconds=seconds, decoded_seconds=decoded_seconds)
+        return (seconds + owed) / part
 
     def _holders(self) -> dict[RequestId, str]:
         """What each sequence that waits or is parked waits for; empty for those whose turn has not come."""

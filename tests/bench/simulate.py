@@ -26,7 +26,8 @@ from typing import NamedTuple
 from protocol.ids import RequestId
 from tests.bench.measuring import print_table
 from worker.cost_model import CostModel, PrefillCost
-from worker.scheduler import Decode, Idle, Join, Open, Park, Prefill, Scheduler, SchedulerSettings
+from worker.pacing import SchedulerSettings
+from worker.scheduler import Decode, Idle, Join, Open, Park, Prefill, Scheduler
 from worker.sequence import Lane, Sequence
 
 

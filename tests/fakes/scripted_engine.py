@@ -56,11 +56,13 @@ class ScriptedEngine:
         *,
         prefill_seconds_per_token: float = 0.001,
         decode_seconds: float = 0.02,
+        mixes: bool = False,
     ) -> None:
         self._clock = clock
         self._says = says
         self._prefill_seconds_per_token = prefill_seconds_per_token
         self._decode_seconds = decode_seconds
+        self.mixes = mixes
         self.rows: dict[RequestId, ScriptedRow] = {}
         self.log: list[str] = []
 
@@ -78,6 +80,18 @@ class ScriptedEngine:
         self.log.append(f"open {prepared.request_id} {len(kv)}")
 
     def prefill(self, request_id: RequestId, tokens: int) -> None:
+        self._prefill(request_id, tokens)
+        self.log.append(f"prefill {request_id} {tokens}")
+
+    def prefill_and_decode(self, request_id: RequestId, tokens: int) -> list[Drawn]:
+        assert self.mixes
+        assert not any(row.is_unread for row in self.rows.values()), "a mixed pass, and a row's last token is unread"
+        self._prefill(request_id, tokens)
+        self._decode()
+        self.log.append(f"mixed {request_id} {tokens}")
+        return self.read()
+
+    def _prefill(self, request_id: RequestId, tokens: int) -> None:
         row = self.rows[request_id]
         assert tokens > 0
         assert not row.is_decoding
@@ -85,7 +99,6 @@ class ScriptedEngine:
         row.held += tokens
         row.kv = row.token_ids[: row.held]
         self._clock.advance(tokens * self._prefill_seconds_per_token)
-        self.log.append(f"prefill {request_id} {tokens}")
 
     def join(self, request_id: RequestId) -> None:
         row = self.rows[request_id]
@@ -101,10 +114,14 @@ class ScriptedEngine:
         self.log.append(f"park {request_id}")
 
     def decode(self) -> list[Drawn]:
+        drawn = self._decode()
+        self.log.append("decode")
+        return drawn
+
+    def _decode(self) -> list[Drawn]:
         rows = {i: row for i, row in self.rows.items() if row.is_decoding}
         assert rows, "a decode step of no row"
         self._clock.advance(self._decode_seconds)
-        self.log.append("decode")
         drawn = self._take(rows)
         for row in rows.values():
             row.held += 1

@@ -96,3 +96,57 @@ def test_a_step_by_its_rows() -> None:
     model.stepped(4, 0.05)
 
     assert [model.step_seconds(rows) for rows in (1, 2, 3, 4, 9)] == [0.02, 0.02, 0.02, 0.05, 0.05]
+
+
+# --- mixed passes ---------------------------------------------------------------------------------------------------
+
+
+def test_before_the_first_a_mixed_pass_is_a_step_and_a_slices_tokens() -> None:
+    """And is bounded by twice that, until some ran."""
+    model = CostModel(100.0)
+    model.stepped(2, 0.05)
+
+    assert model.mixed_seconds(10, 0, 2) == pytest.approx(0.15)
+    assert model.mixed_tokens_in(0.3, 0, 2) in (9, 10)
+    for _ in range(8):
+        model.mixed(10, 0, 2, 0.15)
+    assert model.mixed_tokens_in(0.3, 0, 2) in (24, 25)
+
+
+@given(st.floats(0.005, 0.1), st.floats(1e-4, 1e-2), st.floats(0, 4e-6), st.floats(0, 5e-5), st.floats(0.25, 4))
+def test_a_device_with_mixed_passes_is_learned(
+    step: float, token: float, attention: float, reach: float, rate_factor: float
+) -> None:
+    """Sized for a gap, passes along a prompt do not go far beyond it, though slices said something else."""
+    model = CostModel(rate_factor / token)
+    model.stepped(1, step)
+    context = 0
+    gap = 0.25
+    seen: list[float] = []
+    for _ in range(40):
+        tokens = max(1, model.mixed_tokens_in(gap, context, 1), model.worthwhile_tokens(1 / 3, context, 1))
+        seconds = step + reach * context + tokens * (token + attention * (context + tokens / 2))
+        model.mixed(tokens, context, 1, seconds)
+        seen.append(max(gap, 1.5 * (step + reach * context)) / seconds)
+        context += tokens
+
+    assert all(ratio > 0.8 for ratio in seen[10:])
+
+
+def test_a_pass_of_which_no_step_is_known_says_nothing() -> None:
+    """Nor does one that took no time."""
+    model = CostModel(100.0)
+    model.mixed(10, 0, 1, 5.0)
+    model.stepped(1, 0.05)
+    model.mixed(10, 0, 1, 0.0)
+
+    assert model.mixed_seconds(10, 0, 1) == pytest.approx(0.15)
+
+
+def test_from_where_on_a_pass_is_worth_it() -> None:
+    """A part of its time is that of its tokens."""
+    model = CostModel(100.0)
+    model.stepped(1, 0.1)
+
+    assert model.worthwhile_tokens(0.5, 0, 1) in (9, 10)
+    assert model.worthwhile_tokens(0.2, 0, 1) in (2, 3)

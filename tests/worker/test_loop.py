@@ -3,7 +3,7 @@
 import queue
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -35,10 +35,11 @@ from tests.worker.parts import chain_of_blocks, prepared
 from worker.loop import FETCH_DEADLINE_SECONDS, StepLoop
 from worker.messages import BlocksFetched, InboxMessage
 from worker.neighbours import DeviceSharing
+from worker.pacing import SchedulerSettings
 from worker.prefix_cache import Fetch as PrefixFetch
 from worker.prefix_cache import FetchOutcome, PrefixCache
 from worker.prefix_index import Block, PrefixIndex
-from worker.scheduler import Scheduler, SchedulerSettings
+from worker.scheduler import Scheduler
 from worker.sequence import Prepared
 
 Kv = tuple[int, ...]
@@ -111,12 +112,13 @@ class Run:
         max_rows: int = 4,
         budget_bytes: int = 10**9,
         device: DeviceSharing | None = None,
+        slices: Literal["apart", "mixed"] = "apart",
     ) -> None:
         self.clock = ManualClock()
-        self.engine = ScriptedEngine(self.clock, saying(says, END))
+        self.engine = ScriptedEngine(self.clock, saying(says, END), mixes=slices == "mixed")
         self.events: list[WorkerEvent] = []
         self.disk = Disk()
-        self.scheduler = Scheduler(SchedulerSettings(max_rows=max_rows))
+        self.scheduler = Scheduler(SchedulerSettings(max_rows=max_rows, slices=slices))
         self.index: PrefixIndex[Kv] = PrefixIndex(budget_bytes)
         self.cache: PrefixCache[Kv] = PrefixCache(
             self.index, self.disk, "off" if reads_disk == "no" else "second-touch"
@@ -560,6 +562,7 @@ def stories(draw: st.DrawFn) -> tuple[list[InboxMessage | None], dict[str, str]]
     st.integers(1, 3),
     st.sampled_from([0, 3000, 10**9]),
     st.sampled_from([0, 300]),
+    st.sampled_from(["apart", "mixed"]),
 )
 def test_each_request_ends_exactly_once(
     story: tuple[list[InboxMessage | None], dict[str, str]],
@@ -567,10 +570,18 @@ def test_each_request_ends_exactly_once(
     max_rows: int,
     budget_bytes: int,
     quiet: int,
+    slices: Literal["apart", "mixed"],
 ) -> None:
     """Whatever the order: one end for each that arrived, nothing after it, and only its own text."""
     messages, says = story
-    run = Run([*messages, *[None] * quiet], says, reads_disk=reads_disk, max_rows=max_rows, budget_bytes=budget_bytes)
+    run = Run(
+        [*messages, *[None] * quiet],
+        says,
+        reads_disk=reads_disk,
+        max_rows=max_rows,
+        budget_bytes=budget_bytes,
+        slices=slices,
+    )
     run.cache.check()
     run.scheduler.check()
     drained_at = next((i for i, m in enumerate(messages) if isinstance(m, Drain)), len(messages))
@@ -587,6 +598,63 @@ def test_each_request_ends_exactly_once(
             assert all(event.done_tokens < event.total_tokens for event in progress)
     assert run.engine.rows == {}
     assert run.scheduler.is_empty
+
+
+# --- mixed passes -----------------------------------------------------------------------------------------------------
+
+
+def test_rows_ride_along_with_a_prompt() -> None:
+    """Each pass gives the row one token and the prompt a slice, nothing is lost or said twice, and what is computed is
+    kept as after any slice."""
+    long = asks("long", 700)
+    run = Run(
+        [asks("row"), *[None] * 6, long, *QUIET, asks("long2", 700), *QUIET],
+        {"row": "a" * 30, "long": "b", "long2": "c"},
+        slices="mixed",
+    )
+    mixed = [line for line in run.engine.log if line.startswith("mixed")]
+
+    assert run.text("row") == "a" * 30
+    assert (run.text("long"), run.text("long2")) == ("b", "c")
+    assert len(mixed) >= 3
+    assert not any(line.startswith("prefill long ") for line in run.engine.log)
+    assert sum(int(line.split()[2]) for line in mixed) + run.finished("long").usage.cached_tokens == 699
+    assert run.finished("long").timings.prefill_slices == len(mixed)
+    assert run.finished("long2").usage.cached_tokens == 699
+
+
+@pytest.mark.parametrize("moments", range(8, 16))
+def test_cancel_between_mixed_passes(moments: int) -> None:
+    """B07: the prompt goes, or the row goes and the prompt is read on alone; the other one never notices."""
+    for name, other in (("long", "row"), ("row", "long")):
+        messages = [asks("row"), *[None] * 6, asks("long", 2000), *[None] * (moments - 6)]
+        run = Run(
+            [*messages, Cancel(request_id=RequestId(name)), *QUIET], {"row": "a" * 45, "long": "bcd"}, slices="mixed"
+        )
+        assert run.failed(name) is FailureKind.CANCELLED
+        assert run.text(other) == {"row": "a" * 45, "long": "bcd"}[other]
+        assert run.engine.rows == {}
+
+
+def test_a_row_that_ends_in_a_mixed_pass() -> None:
+    """By a stop string, by its end, by its length: the passes go on without it."""
+    rows = [asks("stop", stop=("b",)), asks("end"), asks("length", max_tokens=9), asks("stays")]
+    says = {"stop": "aaaaaaaab-never", "end": "ccccccccccc", "length": "d" * 40, "stays": "e" * 40, "long": "f"}
+    run = Run([*rows, *[None] * 14, asks("long", 3000), *QUIET], says, max_rows=5, slices="mixed")
+
+    assert {name: run.text(name) for name in says} == {
+        "stop": "a" * 8,
+        "end": "c" * 11,
+        "length": "d" * 9,
+        "stays": "e" * 40,
+        "long": "f",
+    }
+    assert [run.finished(name).reason for name in ("stop", "end", "length")] == [
+        FinishReason.STOP,
+        FinishReason.STOP,
+        FinishReason.LENGTH,
+    ]
+    assert any(line.startswith("mixed") for line in run.engine.log)
 
 
 # --- warming ----------------------------------------------------------------------------------------------------------

@@ -119,3 +119,41 @@ def test_who_waits_is_told_for_whom() -> None:
 
     assert all(isinstance(run.end(f"r{i}"), Finished) for i in range(6))
     assert {event.held_by for event in run.events if isinstance(event, Waiting)} <= {"", "other_model", "rows"}
+
+
+def test_a_mixed_pass_is_a_slice_and_a_step_to_others() -> None:
+    """It waits for the lease as a slice does, with rows going on; the device hears of both parts."""
+    moments = [None] * 6
+    device = Elsewhere(holds_slices=3)
+    run = Run(
+        [asks("row"), *moments, asks("prompt", 300), *QUIET],
+        {"row": "a" * 20, "prompt": "b"},
+        device=device,
+        slices="mixed",
+    )
+    mixed = sum(line.startswith("mixed") for line in run.engine.log)
+    heard = "".join(device.heard)
+
+    assert (run.text("row"), run.text("prompt")) == ("a" * 20, "b")
+    assert mixed >= 1
+    assert heard.count("sliceendeddecoded") >= mixed
+
+
+def test_rows_that_rest_are_not_mixed_in() -> None:
+    """A higher class runs elsewhere: the rows rest, and the prompt, which may go on, is read alone."""
+
+    class StepsRest(Elsewhere):
+        def ask(self, load: Load, prefill_rank: int | None) -> Permits:
+            may_rest = load.decoding_rows and self.asked < 200
+            self.asked += bool(may_rest)
+            return Permits(decode=Hold(held_by="higher_class", until=0.0) if may_rest and self.asked > 8 else None)
+
+    run = Run(
+        [asks("row"), *[None] * 6, asks("prompt", 5000), *QUIET],
+        {"row": "a" * 20, "prompt": "b"},
+        device=StepsRest(),
+        slices="mixed",
+    )
+
+    assert (run.text("row"), run.text("prompt")) == ("a" * 20, "b")
+    assert any(line.startswith("prefill prompt") for line in run.engine.log)

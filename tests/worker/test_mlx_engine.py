@@ -105,7 +105,7 @@ class Desk:
         while at < len(token_ids) - 1:
             end = boundary if self.engine.keeps_states and at < boundary else len(token_ids) - 1
             step = min(slice_tokens, end - at)
-            self.engine.prefill(request.request_id, step)
+            self._slice(request, step)
             at += step
             if at == boundary:
                 start = self._keep(request, start, at)
@@ -113,6 +113,9 @@ class Desk:
         self.engine.join(request.request_id)
         self.drawn[name], self.logprobs[name] = [], []
         self._running[name] = (request, start)
+
+    def _slice(self, request: Any, tokens: int) -> None:
+        self.engine.prefill(request.request_id, tokens)
 
     def step(self) -> None:
         """One decode step; rows that have all their tokens leave."""
@@ -378,6 +381,19 @@ def test_a_parked_row_goes_on_where_it_was(model_of: Callable[[str], Model], fam
 
     for seed, (name, length) in enumerate(lengths.items()):
         assert desk.drawn[name] == model.says(prompt(seed, length), 24)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_row_may_be_parked_before_its_first_step(model_of: Callable[[str], Model], family: str) -> None:
+    """Of a prompt of one token nothing is held yet."""
+    model = model_of(family)
+    desk = Desk(model)
+    desk.start("r", prompt(1, 1), max_tokens=8)
+    desk.engine.park(prepared("r", ()).request_id)
+    desk.engine.join(prepared("r", ()).request_id)
+    desk.run()
+
+    assert desk.drawn["r"] == model.says(prompt(1, 1), 8)
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.ids import BLOCK_TOKENS, Grain, RequestId
-from worker.scheduler import Decode, Idle, Join, Open, Park, Prefill, Scheduler, SchedulerSettings, Standing, Step
+from worker import pacing
+from worker.pacing import SchedulerSettings
+from worker.scheduler import Decode, Idle, Join, Mixed, Open, Park, Prefill, Scheduler, Standing, Step
 from worker.sequence import BooksDoNotAddUp, Lane, Sequence, shared_tokens
 
 A, B, C, D = (RequestId(name) for name in "abcd")
@@ -20,8 +22,13 @@ def sequence(name: RequestId, prompt_tokens: int, lane: Lane = S, **more: Any) -
     return Sequence(request_id=name, prompt_tokens=prompt_tokens, lane=lane, arrived=more.pop("arrived", 0.0), **more)
 
 
-def scheduler(*sequences: Sequence, max_rows: int = 4, rate: float = 1000.0) -> Scheduler:
-    made = Scheduler(SchedulerSettings(max_rows=max_rows, first_rate_tokens_per_second=rate))
+Slices = Literal["apart", "mixed"]
+
+
+def scheduler(
+    *sequences: Sequence, max_rows: int = 4, rate: float = 1000.0, slices: Slices = "apart", **more: Any
+) -> Scheduler:
+    made = Scheduler(SchedulerSettings(max_rows=max_rows, first_rate_tokens_per_second=rate, slices=slices, **more))
     for each in sequences:
         made.add(each)
     return made
@@ -34,6 +41,8 @@ def play(made: Scheduler, step: Step, now: float = 0.0, seconds: float = 0.0) ->
             made.opened(name, 0, now)
         case Prefill():
             made.prefilled(step, seconds, now)
+        case Mixed():
+            made.mixed(step, seconds, now)
         case Join(request_id=name):
             made.joined(name, now)
         case Park(request_id=name):
@@ -467,6 +476,136 @@ def test_a_debt_to_nobody_is_no_debt() -> None:
     assert isinstance(made.next_step(9.0), Prefill)
 
 
+# --- mixed passes ---------------------------------------------------------------------------------------------------
+
+
+def beside_rows(rows: Lane, prompt: Lane, *, step_seconds: float = 0.02, rate: float = 200.0, **more: Any) -> Scheduler:
+    """A row of the one lane decodes, a long prompt of the other is in prefill, and passes can be mixed."""
+    made = scheduler(rate=rate, slices="mixed", **more)
+    learn_steps(made, step_seconds)
+    start_decoding(made, sequence(A, 2, rows))
+    made.add(sequence(B, 10_000, prompt))
+    made.opened(B, 0, 0.0)
+    return made
+
+
+def run_mixed(made: Scheduler, device: Callable[[int, int], float], passes: int) -> list[float]:
+    """The seconds that each mixed pass took, with decode steps of 0.02 s where they are owed."""
+    seen: list[float] = []
+    while len(seen) < passes:
+        step = made.next_step(0.0)
+        seconds = 0.02
+        if isinstance(step, Mixed):
+            known = made.get(step.request_id)
+            assert known is not None
+            seconds = device(step.tokens, known.prefilled)
+            seen.append(seconds)
+        play(made, step, 0.0, seconds)
+    return seen
+
+
+def test_a_slice_beside_rows_is_mixed() -> None:
+    """Alone, it is not; nor before it is known what a step takes."""
+    made = scheduler(sequence(B, 1000), slices="mixed")
+    made.opened(B, 0, 0.0)
+    assert isinstance(made.next_step(0.0), Prefill)
+    start_decoding(made, sequence(A, 2))
+    assert made.next_step(0.0) == Decode()
+    made.decoded(0.02, 1)
+
+    assert isinstance(made.next_step(0.0), Mixed)
+    made.remove(A)
+    assert isinstance(made.next_step(0.0), Prefill)
+
+
+@pytest.mark.parametrize(
+    ("rows", "prompt", "seconds"),
+    [(I, I, 0.15), (I, S, 0.1), (S, I, 0.25), (S, S, 0.25), (S, BATCH, 0.1), (BATCH, BATCH, 0.5)],
+)
+def test_a_mixed_pass_fills_the_gap(rows: Lane, prompt: Lane, seconds: float) -> None:
+    """It is as long as the classes allow between two tokens, once such passes are known, on a growing context, too."""
+    made = beside_rows(rows, prompt)
+    seen = run_mixed(made, lambda tokens, context: 0.02 + tokens * (0.002 + 1e-7 * context) + 2e-6 * context, 40)
+
+    assert max(seen) <= seconds * 1.02
+    assert min(seen[10:]) >= seconds * 0.85
+
+
+def test_the_first_mixed_passes_are_short() -> None:
+    """A first rate that is four times too high does not make anybody wait for that."""
+    made = beside_rows(S, S, rate=2000.0)
+
+    assert max(run_mixed(made, lambda tokens, _: 0.02 + tokens / 500, 20)) <= 0.5
+
+
+def test_a_mixed_pass_is_not_nearly_all_step() -> None:
+    """A step as long as the gap: a third of the pass is the prompt's nevertheless."""
+    made = beside_rows(S, S, step_seconds=0.3)
+    seen = run_mixed(made, lambda tokens, _: 0.3 + tokens / 200, 10)
+
+    assert seen[-1] == pytest.approx(0.45, rel=0.1)
+
+
+def test_a_mixed_pass_ends_with_the_prompt_or_its_boundary() -> None:
+    """Whatever would fit."""
+    made = beside_rows(S, S)
+    known = made.get(B)
+    assert known is not None
+    known.boundaries = (16,)
+    step = made.next_step(0.0)
+    assert step == Mixed(B, 16, S)
+    play(made, step, 0.0, 0.04)
+    known.prefilled = known.prefill_total - 3
+    assert made.next_step(0.0) == Mixed(B, 3, S)
+    play(made, Mixed(B, 3, S), 0.0, 0.04)
+    assert made.next_step(0.0) == Join(B)
+
+
+@given(st.sampled_from(list(Lane)[:3]), st.sampled_from(Lane), st.floats(0.001, 2), st.floats(0, 1))
+def test_rows_keep_their_share(rows: Lane, prompt: Lane, seconds: float, step_part: float) -> None:
+    """Of the time of a pass and of what it owes, at least; at least half where the prompt's class is lower; a pass
+    that gave as much already owes nothing."""
+    decoded = step_part * seconds
+    owed = pacing.owed_seconds(prompt, rows, seconds=seconds, decoded_seconds=decoded)
+    share = (decoded + owed) / (seconds + owed)
+
+    assert owed >= 0
+    assert share >= pacing._SHARES[rows].of(prompt, rows) - 1e-9
+    if prompt > rows:
+        assert share >= 0.5 - 1e-9
+    if owed:
+        assert share == pytest.approx(pacing._SHARES[rows].of(prompt, rows))
+
+
+def test_rows_of_a_higher_class_keep_nine_tenths() -> None:
+    """Measured in what the machine did, over many passes."""
+    made = beside_rows(I, S)
+    tokens_drawn, now = 0, 0.0
+    while now < 60:
+        step = made.next_step(now)
+        seconds = 0.02 + (step.tokens * 0.002 if isinstance(step, Mixed) else 0)
+        now += seconds
+        tokens_drawn += 1
+        play(made, step, now, seconds)
+
+    assert tokens_drawn * 0.02 / 60 == pytest.approx(0.9, abs=0.02)
+
+
+def test_who_waits_beside_rows_is_told_what_mixed_passes_take() -> None:
+    """Within a fifth of what it then takes."""
+    made = beside_rows(S, S)
+    run_mixed(made, lambda tokens, _: 0.02 + tokens / 500, 10)
+    told = made.eta_seconds(B)
+    now = 0.0
+    while made.waiting:
+        step = made.next_step(now)
+        seconds = 0.02 + (step.tokens / 500 if isinstance(step, Mixed) else 0)
+        now += seconds
+        play(made, step, now, seconds)
+
+    assert told == pytest.approx(now, rel=0.2)
+
+
 # --- what those who wait are told -----------------------------------------------------------------------------------
 
 
@@ -549,6 +688,7 @@ MACHINES = st.builds(
     decode_seconds=st.floats(1e-3, 0.3),
     row_seconds=st.sampled_from([0, 1e-3, 0.1]),
 )
+SLICES = st.sampled_from(["apart", "mixed"])
 ARRIVALS = st.lists(
     st.builds(
         Arrival,
@@ -567,14 +707,26 @@ ARRIVALS = st.lists(
 
 
 def simulate(  # noqa: C901 - one arm for each step
-    machine: Machine, arrivals: list[Arrival], max_rows: int, watch: Callable[[Scheduler, Step, float], None]
+    machine: Machine,
+    arrivals: list[Arrival],
+    max_rows: int,
+    slices: Slices,
+    watch: Callable[[Scheduler, Step, float], None],
 ) -> set[int]:
     """Run to the end; returns who finished or was cancelled. Raises when a step is no progress."""
-    made = scheduler(max_rows=max_rows, rate=256.0)
+    made = scheduler(max_rows=max_rows, rate=256.0, slices=slices)
     now, steps = 0.0, 0
     left = {i: arrival.answer_tokens for i, arrival in enumerate(arrivals)}
     todo = sorted(enumerate(arrivals), key=lambda pair: pair[1].at_step)
     over: set[int] = set()
+
+    def drew(decoding: list[RequestId]) -> None:
+        for name in decoding:
+            left[int(name)] -= 1
+            if left[int(name)] == 0:
+                made.remove(name)
+                over.add(int(name))
+
     while True:
         while todo and (todo[0][1].at_step <= steps or made.is_empty):
             index, arrival = todo.pop(0)
@@ -595,12 +747,14 @@ def simulate(  # noqa: C901 - one arm for each step
                 made.opened(name, int(known.prefill_total * arrivals[int(name)].cached_part), now)
                 if known.lane is Lane.WARM and made.get(name) is None:
                     over.add(int(name))
-            case Prefill(request_id=name, tokens=tokens):
+            case Prefill(request_id=name, tokens=tokens) | Mixed(request_id=name, tokens=tokens):
                 known = made.get(name)
                 assert known is not None
-                seconds = machine.prefill(tokens, known.prefilled)
+                decoding = [s.request_id for s in made._decoding.values()] if isinstance(step, Mixed) else []
+                seconds = machine.prefill(tokens, known.prefilled) + machine.decode(len(decoding)) * bool(decoding)
                 now += seconds
                 play(made, step, now, seconds)
+                drew(decoding)
                 if made.get(name) is None:
                     assert known.lane is Lane.WARM
                     over.add(int(name))
@@ -609,11 +763,7 @@ def simulate(  # noqa: C901 - one arm for each step
                 seconds = machine.decode(len(decoding))
                 now += seconds
                 made.decoded(seconds, len(decoding))
-                for name in decoding:
-                    left[int(name)] -= 1
-                    if left[int(name)] == 0:
-                        made.remove(name)
-                        over.add(int(name))
+                drew(decoding)
             case Idle(until=until):
                 assert until is not None or made.is_empty, "idle for ever with work to do"
                 now = max(now, until or now)
@@ -626,14 +776,16 @@ def simulate(  # noqa: C901 - one arm for each step
         assert steps < 20_000
 
 
-@given(MACHINES, ARRIVALS, st.integers(1, 4))
-def test_everybody_gets_to_the_end(machine: Machine, arrivals: list[Arrival], max_rows: int) -> None:
+@given(MACHINES, ARRIVALS, st.integers(1, 4), SLICES)
+def test_everybody_gets_to_the_end(machine: Machine, arrivals: list[Arrival], max_rows: int, slices: Slices) -> None:
     """Whatever the costs, classes and order, every sequence that was not cancelled ends, and the books stay right."""
-    assert simulate(machine, arrivals, max_rows, lambda *_: None) == set(range(len(arrivals)))
+    assert simulate(machine, arrivals, max_rows, slices, lambda *_: None) == set(range(len(arrivals)))
 
 
-@given(MACHINES, ARRIVALS, st.integers(1, 4))
-def test_a_slice_is_what_the_gap_allows(machine: Machine, arrivals: list[Arrival], max_rows: int) -> None:
+@given(MACHINES, ARRIVALS, st.integers(1, 4), SLICES)
+def test_a_slice_is_what_the_gap_allows(
+    machine: Machine, arrivals: list[Arrival], max_rows: int, slices: Slices
+) -> None:
     """At most the tokens that fit (or the floor), inside the prompt; on the grid where that costs under a half."""
 
     def watch(made: Scheduler, step: Step, _now: float) -> None:
@@ -649,43 +801,48 @@ def test_a_slice_is_what_the_gap_allows(machine: Machine, arrivals: list[Arrival
             assert (known.prefilled + step.tokens) % BLOCK_TOKENS == 0
             assert step.tokens > allowed / 2
 
-    simulate(machine, arrivals, max_rows, watch)
+    simulate(machine, arrivals, max_rows, slices, watch)
 
 
-@given(MACHINES, ARRIVALS, st.integers(1, 4))
-def test_lanes_are_strict(machine: Machine, arrivals: list[Arrival], max_rows: int) -> None:
+@given(MACHINES, ARRIVALS, st.integers(1, 4), SLICES)
+def test_lanes_are_strict(machine: Machine, arrivals: list[Arrival], max_rows: int, slices: Slices) -> None:
     """A slice is run for a lower lane only when no higher one could run, or when it let sixteen by."""
 
     def watch(made: Scheduler, step: Step, now: float) -> None:
-        if not isinstance(step, Prefill):
+        if not isinstance(step, Prefill | Mixed):
             return
         higher = {s.lane for s in made._ready(now) if s.lane < step.lane and not made._is_owed(s.lane)}
         if higher:
             assert made._let_by[step.lane] >= 16
             assert step.lane is not Lane.WARM
 
-    simulate(machine, arrivals, max_rows, watch)
+    simulate(machine, arrivals, max_rows, slices, watch)
 
 
-@given(MACHINES, ARRIVALS, st.integers(1, 4))
-def test_neither_prefill_nor_decode_starves(machine: Machine, arrivals: list[Arrival], max_rows: int) -> None:
+@given(MACHINES, ARRIVALS, st.integers(1, 4), SLICES)
+def test_neither_prefill_nor_decode_starves(
+    machine: Machine, arrivals: list[Arrival], max_rows: int, slices: Slices
+) -> None:
     """After a slice beside decoding rows comes at least one step; a started prompt waits only while decode is owed."""
     owing: Lane | None = None
 
     def watch(made: Scheduler, step: Step, now: float) -> None:
         nonlocal owing
-        if isinstance(step, Prefill):
+        if isinstance(step, Mixed):
+            assert not made._is_owed(step.lane)
+        elif isinstance(step, Prefill):
             if owing is not None and made.is_decoding:
                 assert step.lane < owing, "a second slice although decode is owed"
             owing = step.lane if made.is_decoding else None
         elif isinstance(step, Decode):
             owing = None
             for ready in made._ready(now):
-                assert made._is_owed(ready.lane), "a prompt waits although nothing is owed"
+                is_new = slices == "mixed" and not made.costs.step_seconds(1)
+                assert made._is_owed(ready.lane) or is_new, "a prompt waits although nothing is owed"
         elif not made.is_decoding:
             owing = None
 
-    simulate(machine, arrivals, max_rows, watch)
+    simulate(machine, arrivals, max_rows, slices, watch)
 
 
 @given(st.integers(1, 3), st.floats(0.005, 0.05))

@@ -141,10 +141,43 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
+PLAIN_CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": CONFIGS["llama"],
+    "qwen2": {**_COMMON, "model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen3": {**_COMMON, "model_type": "qwen3"},
+    "qwen3_moe": {
+        **_COMMON,
+        "model_type": "qwen3_moe",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+    },
+    # no positions at all in the second layer
+    "smollm3": {**_COMMON, "model_type": "smollm3", "num_hidden_layers": 4, "no_rope_layer_interval": 2},
+    "phi3": {**_COMMON, "model_type": "phi3"},
+    "gemma": {**_COMMON, "model_type": "gemma"},
+    # logits are scaled behind the output layer
+    "granite": {
+        **_COMMON,
+        "model_type": "granite",
+        "logits_scaling": 3.0,
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 2.0,
+        "residual_multiplier": 0.5,
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
+    "glm4": {**_COMMON, "model_type": "glm4", "attention_bias": False, "partial_rotary_factor": 0.5},
+}
+"""Families of plain attention, each with a way of its own in what a packed pass has to tell apart."""
+
 
 def make_tiny_model(family: str, destination: Path) -> Path:
     """Write the folder; the same bytes every time."""
-    config = CONFIGS[family]
+    config = CONFIGS.get(family) or PLAIN_CONFIGS[family]
     module = importlib.import_module(f"mlx_lm.models.{family}")
     model = module.Model(module.ModelArgs.from_dict(config))
     weights = {

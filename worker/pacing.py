@@ -1,0 +1,119 @@
+"""How long a prompt's slice may be beside rows that decode, and what it owes them. Pure.
+
+Two promises pull at each other: who reads along wants the next token soon, who asked wants the first one soon. Here
+stands what each gets; the scheduler asks, and does.
+
+- *Gap.* What runs between two tokens of a row lasts at most `_GAPS`, slow passes included. Apart, that is a slice and
+  the step after it; mixed, it is one pass, which is the step as well.
+- *Worth.* But a slice is not so short that starting it costs more than its tokens do, and a mixed pass not so short
+  that less than `_WORTHWHILE` of it is the prompt's.
+- *Share.* Rows keep `_SHARES` of the time. A slice of T seconds owes them `share / (1 - share) * T` of decode before
+  the next one. In a mixed pass they decoded already: it owes only what a step lacks to their share of its T seconds.
+
+Nothing of a mixed pass is paid twice, so the prompt's speed and the rows' speed, each as a part of what it is alone,
+add up to about one: half for the rows is twice the wait for the prompt. Rows get their share, or what a step is of the
+longest gap, whichever is more; the prompt gets the rest.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from protocol.ids import BLOCK_TOKENS
+from worker.cost_model import CostModel
+from worker.sequence import Lane, Sequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerSettings:
+    """`slice_seconds` is the gap between two tokens that a slice may make; `_GAPS` says how classes differ.
+    `idle_slice_seconds` bounds a slice that delays nobody, and so how long a cancel can wait. `slices` says whether the
+    engine can run a slice and a decode step in one pass."""
+
+    max_rows: int
+    max_prefills: int = 4
+    slices: Literal["apart", "mixed"] = "apart"
+    slice_seconds: float = 0.2
+    idle_slice_seconds: float = 1.0
+    floor_tokens: int = 16
+    ceiling_tokens: int = 2048
+    first_rate_tokens_per_second: float = 256.0
+    oldest_every: int = 4
+    lower_lane_every: int = 16
+    tenant_lead_seconds: float = 5.0
+    stretch: float = 1.25
+    parked_seconds: float = 10.0
+    stint_seconds: float = 0.5
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """A value for slices of a higher lane than that of the decoding rows, of the same, and of a lower one."""
+
+    higher: float
+    same: float
+    lower: float
+
+    def of(self, prompt: Lane, rows: Lane) -> float:
+        return self.higher if prompt < rows else self.same if prompt == rows else self.lower
+
+
+_GAPS = {
+    Lane.INTERACTIVE: _Beside(0.75, 0.75, 0.5),
+    Lane.STANDARD: _Beside(1.25, 1.25, 0.5),
+    Lane.BATCH: _Beside(2.5, 2.5, 1.0),
+}
+"""By the highest lane that decodes: how long a gap between its tokens may be, in `slice_seconds`."""
+
+_SHARES = {
+    Lane.INTERACTIVE: _Beside(0.5, 0.5, 0.9),
+    Lane.STANDARD: _Beside(0.2, 0.2, 0.8),
+    Lane.BATCH: _Beside(0.1, 0.2, 0.5),
+}
+"""By the highest lane that decodes: the part of the time it keeps while a prompt is prefilled. Who reads along keeps
+half of his speed; a program's stream only has to go on, so that the next program's first token comes soon."""
+
+_IDLE_GAPS = {Lane.INTERACTIVE: 1.0, Lane.STANDARD: 1.0, Lane.BATCH: 0.5, Lane.WARM: 0.25}
+"""When nothing decodes, in `idle_slice_seconds`: the lower the lane, the sooner it has to let a higher one by."""
+
+_WORTHWHILE = 1 / 3
+
+
+def idle_slice_seconds(settings: SchedulerSettings, prompt: Lane) -> float:
+    """How long a slice may be that delays no row."""
+    return settings.idle_slice_seconds * _IDLE_GAPS[prompt]
+
+
+def gap_seconds(settings: SchedulerSettings, prompt: Lane, rows: Lane) -> float:
+    """How long a gap between two tokens of the rows a slice may make; `rows` is the highest lane of them."""
+    return settings.slice_seconds * _GAPS[rows].of(prompt, rows)
+
+
+def owed_seconds(prompt: Lane, rows: Lane, *, seconds: float, decoded_seconds: float) -> float:
+    """What a pass of `seconds` owes the rows, when `decoded_seconds` of it were a step of theirs."""
+    share = _SHARES[rows].of(prompt, rows)
+    return max(0.0, share * seconds - decoded_seconds) / (1 - share)
+
+
+def slice_tokens(settings: SchedulerSettings, costs: CostModel, prompt: Sequence, seconds: float) -> int:
+    """Of a slice that runs alone and is to last `seconds`."""
+    context = prompt.prefilled
+    least = max(settings.floor_tokens, costs.break_even_tokens(context))
+    tokens = _inside(settings, prompt, max(costs.tokens_in(seconds, context), least))
+    # End on the block grid where that costs less than half the slice: whole blocks are what the cache keeps.
+    beyond = (context + tokens) % BLOCK_TOKENS
+    if tokens < prompt.prefill_left and context + tokens != prompt.next_boundary and beyond < tokens / 2:
+        tokens -= beyond
+    return tokens
+
+
+def mixed_tokens(settings: SchedulerSettings, costs: CostModel, prompt: Sequence, seconds: float, rows: int) -> int:
+    """Of a slice that `rows` rows ride along with, in a pass that is to last `seconds`."""
+    context = prompt.prefilled
+    least = max(1, costs.worthwhile_tokens(_WORTHWHILE, context, rows))
+    return _inside(settings, prompt, max(costs.mixed_tokens_in(seconds, context, rows), least))
+
+
+def _inside(settings: SchedulerSettings, prompt: Sequence, tokens: int) -> int:
+    """No more than is left, up to the next boundary, and in any case not too many."""
+    end = prompt.prefill_total if prompt.next_boundary is None else prompt.next_boundary
+    return min(tokens, settings.ceiling_tokens, end - prompt.prefilled)
