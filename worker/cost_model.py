@@ -47,7 +47,11 @@ class PrefillCost:
     def seconds(self, tokens: int, context: int) -> float:
         if tokens <= 0:
             return 0.0
-        return self.fixed + tokens * (self.token + self.attention * (context + tokens / 2))
+        return self.fixed + self.tokens_seconds(tokens, context)
+
+    def tokens_seconds(self, tokens: int, context: int) -> float:
+        """What of that is not fixed."""
+        return tokens * (self.token + self.attention * (context + tokens / 2))
 
     def tokens_in(self, seconds: float, context: int) -> int:
         """The most tokens that take at most `seconds`; may be 0."""

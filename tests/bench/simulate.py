@@ -2,12 +2,14 @@
 """A day of one worker in seconds: the real scheduler on a device that is only a table of costs.
 
     python -m tests.bench.simulate [--device cpu|m-series|h200] [--fit FILE] [--hours H] [--scale X] [--classes one]
-                                   [--rows N] [--seed N] [--picture FILE]
+                                   [--rows N] [--slices apart] [--seed N] [--picture FILE]
 
 The trace: people who chat by day, agents that call with prefixes of some 50K tokens (hot but for the first call), and
 a batch of thousands that starts at 20:00. `--classes one` gives everybody the same class and tenant: what classes are
-worth. `--fit` takes the costs from a real run: a file of JSON lines with prompt_tokens, cached_tokens, prefill_seconds,
-completion_tokens and decode_seconds, as they stand in each answer's usage and timings, of requests that ran alone.
+worth. `--slices apart` runs slices and decode steps one after the other, as for models whose passes cannot be mixed;
+a mixed pass takes as long as the step and the slice's tokens. `--fit` takes the costs from a real run: a file of JSON
+lines with prompt_tokens, cached_tokens, prefill_seconds, completion_tokens and decode_seconds, as they stand in each
+answer's usage and timings, of requests that ran alone.
 It judges policies, not devices: no figure of this table was measured on the device it names.
 """
 
@@ -21,13 +23,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from protocol.ids import RequestId
 from tests.bench.measuring import print_table
 from worker.cost_model import CostModel, PrefillCost
 from worker.pacing import SchedulerSettings
-from worker.scheduler import Decode, Idle, Join, Open, Park, Prefill, Scheduler
+from worker.scheduler import Decode, Idle, Join, Mixed, Open, Park, Prefill, Scheduler
 from worker.sequence import Lane, Sequence
 
 
@@ -130,9 +132,18 @@ def percentile(weighted: dict, part: float) -> float:
 class Simulation:
     """One worker. A decode step that nothing can change is followed by all of its kind in one go."""
 
-    def __init__(self, device: Device, arrivals: list[Arrival], max_rows: int, first_rate: float) -> None:
+    def __init__(
+        self,
+        device: Device,
+        arrivals: list[Arrival],
+        max_rows: int,
+        first_rate: float,
+        slices: Literal["apart", "mixed"] = "mixed",
+    ) -> None:
         self._device = device
-        self._scheduler = Scheduler(SchedulerSettings(max_rows=max_rows, first_rate_tokens_per_second=first_rate))
+        self._scheduler = Scheduler(
+            SchedulerSettings(max_rows=max_rows, first_rate_tokens_per_second=first_rate, slices=slices)
+        )
         self._todo = arrivals
         heapq.heapify(self._todo)
         self._asked: dict[RequestId, Arrival] = {}
@@ -177,6 +188,15 @@ class Simulation:
                 seconds = self._device.prefill.seconds(tokens, sequence.prefilled)
                 self.now += seconds
                 scheduler.prefilled(step, seconds, self.now)
+            case Mixed(request_id=name, tokens=tokens):
+                sequence = scheduler.get(name)
+                assert sequence is not None
+                rows = self._rows()
+                started = self.now
+                seconds = self._step_seconds(rows) + self._device.prefill.tokens_seconds(tokens, sequence.prefilled)
+                self.now += seconds
+                scheduler.mixed(step, seconds, self.now)
+                self._drew(rows, 1, started, seconds)
             case Join(request_id=name):
                 self.now += self._device.park
                 scheduler.joined(name, self.now)
@@ -189,19 +209,32 @@ class Simulation:
                 ends = [at for at in (until, self._todo[0].at if self._todo else None) if at is not None]
                 self.now = max(self.now, min(ends))
 
-    def _decode(self) -> None:
-        rows = [s for s in self._scheduler.sequences() if s.prefill_left == 0 and self._scheduler.decodes(s.request_id)]
+    def _rows(self) -> list[Sequence]:
+        return [s for s in self._scheduler.sequences() if s.prefill_left == 0 and self._scheduler.decodes(s.request_id)]
+
+    def _step_seconds(self, rows: list[Sequence]) -> float:
         held = sum(s.prompt_tokens + self._asked[s.request_id].answer_tokens - self._left[s.request_id] for s in rows)
-        seconds = self._device.decode(len(rows), held)
+        return self._device.decode(len(rows), held)
+
+    def _decode(self) -> None:
+        rows = self._rows()
+        seconds = self._step_seconds(rows)
         until = [self._todo[0].at - self.now] if self._todo else []
         if self._scheduler.debt_seconds > 0:
             until.append(self._scheduler.debt_seconds)
+        elif self._scheduler.waiting:
+            until.append(0.0)  # a step is timed before passes are mixed
         if self._scheduler.running > len(rows):
             until.append(0.25)  # parked rows come and go by the clock
         steps = max(1, min([self._left[s.request_id] for s in rows] + [int(each / seconds) for each in until]))
         self._scheduler.decoded(seconds * steps, len(rows), steps=steps)
-        first = self.now + seconds
+        started = self.now
         self.now += seconds * steps
+        self._drew(rows, steps, started, seconds)
+
+    def _drew(self, rows: list[Sequence], steps: int, started: float, seconds: float) -> None:
+        """Each row drew so many tokens, from `started` on, one each `seconds`."""
+        first = started + seconds
         for sequence in rows:
             name = sequence.request_id
             seen = self.seen[self._asked[name].kind]
@@ -270,6 +303,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--classes", choices=("asked", "one"), default="asked")
     parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--slices", choices=("mixed", "apart"), default="mixed")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args()
@@ -280,7 +314,7 @@ def main() -> None:
         for arrival in arrivals:
             arrival.lane, arrival.tenant = Lane.STANDARD, ""
     started = time.perf_counter()
-    simulation = Simulation(device, arrivals, options.rows, first_rate=256.0)
+    simulation = Simulation(device, arrivals, options.rows, first_rate=256.0, slices=options.slices)
     simulation.run()
     title = f"{options.fit or options.device}, {count} requests, classes: {options.classes}"
     print(f"{title}; {simulation.steps} steps in {time.perf_counter() - started:.1f} s")
