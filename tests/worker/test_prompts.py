@@ -1,10 +1,12 @@
 """Messages → tokens: nothing lost, nothing twice, and refusals that say what to change."""
 
 import queue
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from protocol.failures import FailureKind
 from protocol.generation import ChatMessage, ChatPrompt, Generate, TextPrompt, TokenPrompt, ToolCall
 from protocol.ids import RequestId
 from protocol.sampling import Sampling
+from protocol.tools import Tool
 from worker.prompts import (
     RESERVED_TEMPLATE_ARGUMENTS,
     PromptRefused,
@@ -236,6 +239,173 @@ def test_a_model_without_a_template_says_so() -> None:
     tokenizer.has_chat_template = False  # pyright: ignore
 
     assert "/v1/completions" in refusal(lambda: render_chat(tokenizer, chat(says("user", "x")))).failure.message
+
+
+# --- tools ----------------------------------------------------------------------------------------------------------
+
+WEATHER = Tool(
+    name="get_weather",
+    description="The weather",
+    parameters={"type": "object", "properties": {"zone": {"type": "string"}, "city": {"type": "string"}}},
+)
+TIME = Tool(name="get_time")
+CALL = ToolCall(id="call_0123456789abcdef01234567", name="get_weather", arguments={"city": "Oslo"})
+CALLED = (
+    says("user", "weather?"),
+    says("assistant", "", tool_calls=(CALL,)),
+    says("tool", "12 degrees", tool_call_id=CALL.id),
+)
+
+
+def with_tools(*messages: ChatMessage, **more: Any) -> ChatPrompt:
+    return ChatPrompt(messages=messages or (says("user", "SC04"),), tools=(WEATHER, TIME), **more)
+
+
+class Jinja:
+    """A tokenizer with this chat template, rendered as transformers does."""
+
+    has_chat_template = True
+
+    def __init__(self, source: str) -> None:
+        self.chat_template = source
+        self.seen: list[dict[str, Any]] = []
+
+    def apply_chat_template(self, conversation: list[dict[str, Any]], **kwargs: Any) -> str:
+        self.seen.append(kwargs)
+        environment = jinja2.Environment(autoescape=False)  # noqa: S701 - prompts are no web pages
+        environment.globals["raise_exception"] = raise_exception
+        return environment.from_string(self.chat_template).render(messages=conversation, **kwargs)
+
+    def encode(self, text: str, **kwargs: Any) -> list[int]:
+        return list(text.encode())
+
+
+def raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def test_tools_reach_the_template_in_the_clients_order(script: Any) -> None:
+    """As OpenAI's tools, keys in the order in which they came, the same bytes every time: a prefix depends on it."""
+    rendered = render_chat(script, with_tools())
+
+    assert rendered.told_by == "template"
+    assert rendered.text == render_chat(script, with_tools()).text
+    assert rendered.text.index("get_weather") < rendered.text.index("get_time")
+    assert rendered.text.index('"zone"') < rendered.text.index('"city"')
+    assert '{"type": "function", "function": {"name": "get_weather", "description": "The weather"' in rendered.text
+
+
+@pytest.mark.parametrize("source", ["", "{{ tools and '' }}"])
+def test_a_template_that_knows_no_tools_is_told_of_them(source: str) -> None:
+    """Also one that has the word and drops them."""
+    rendered = render_chat(TemplateOnly(lines, source), with_tools(says("system", "be brief"), *CALLED))
+
+    assert rendered.told_by == "preamble"
+    assert rendered.text.startswith("[system]be brief")
+    assert rendered.text.index("get_weather") < rendered.text.index("get_time")
+    assert '{"name": "get_weather", "arguments": {"city": "Oslo"}}' in rendered.text
+    assert "[user]<tool_response>\n12 degrees" in rendered.text
+
+
+_LOOP = "{% for m in messages %}[{{ m.role }}]"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        # wants arguments as text
+        (
+            _LOOP + "{% for c in m.tool_calls %}{{ c.function.name + ' ' + c.function.arguments }}{% endfor %}"
+            "{{ m.content }}{% endfor %}",
+            '[assistant]get_weather {"city": "Oslo"}[tool]',
+        ),
+        # prints whatever it gets: a mapping would come out as Python
+        (
+            _LOOP + "{% for c in m.tool_calls %}{{ c.function.name }} {{ c.function.arguments }}{% endfor %}"
+            "{{ m.content }}{% endfor %}",
+            '[assistant]get_weather {"city": "Oslo"}[tool]',
+        ),
+        # asks for no content where there are calls
+        (
+            _LOOP + "{% if m.content is none %}{% for c in m.tool_calls %}{{ c.function.name }} "
+            "{{ c.function.arguments | tojson }}{% endfor %}{% else %}{{ m.content }}{% endif %}{% endfor %}",
+            '[assistant]get_weather {"city": "Oslo"}[tool]',
+        ),
+        # knows no calls at all
+        (
+            _LOOP + "{% if m.role not in ['user', 'assistant'] %}{{ raise_exception('role') }}{% endif %}"
+            "{{ m.content }}{% endfor %}",
+            '[assistant]<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>[user]',
+        ),
+    ],
+)
+def test_a_call_of_the_past_is_rendered_as_the_template_wants_it(source: str, expected: str) -> None:
+    """A08: whatever it wants, the call is in the prompt, as JSON, and the word None is not."""
+    text = render_chat(Jinja(source), chat(*CALLED)).text
+
+    assert expected in text
+    assert "None" not in text
+    assert "12 degrees" in text
+
+
+def test_ids_are_short_where_a_template_wants_them_so() -> None:
+    """Mistral's templates raise for any other: nine letters and digits, the same for the call and its result."""
+    source = (
+        _LOOP + "{% for c in m.tool_calls %}[TOOL_CALLS]{{ c.function.name }}<{{ c.id }}>{% endfor %}"
+        "{% if m.tool_call_id %}<{{ m.tool_call_id }}>{% endif %}{{ m.content }}{% endfor %}"
+    )
+    text = render_chat(Jinja(source), chat(*CALLED)).text
+    first, second = re.findall(r"<(\w+)>", text)
+
+    assert first == second
+    assert len(first) == 9
+    kept = replace(CALL, id="aB3dE5gH7")
+    assert "<aB3dE5gH7>" in render_chat(Jinja(source), chat(says("assistant", "", tool_calls=(kept,)))).text
+
+
+# --- how a prompt ends ----------------------------------------------------------------------------------------------
+
+THINKS = _LOOP + "{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant]<think>\n{% endif %}"
+
+
+@pytest.mark.parametrize("content", ["x", "<think>", "</think>", "[assistant]<think>\n", "think"])
+def test_what_the_template_puts_behind_the_last_message(content: str) -> None:
+    """D01: not a word of it is the user's, whatever the user wrote."""
+    assert render_chat(Jinja(THINKS), chat(says("user", content)), "wanted").tail == "[assistant]<think>\n"
+
+
+def test_a_message_that_is_left_open(script: Any) -> None:
+    """C06: the prompt ends in its text, without the white space that no token would begin with."""
+    prompt = ChatPrompt(
+        messages=(says("user", "capital?"), says("assistant", "The capital of France is ")), ending="continue"
+    )
+    text = render_chat(script, prompt).text
+
+    assert text.endswith("<|im_start|>assistant\nThe capital of France is")
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        (says("user", "x"),),
+        (says("user", "x"), says("assistant", "")),
+        (says("user", "x"), says("assistant", "\n")),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(script: Any, messages: tuple[ChatMessage, ...]) -> None:
+    """C06: with the field that is at fault."""
+    why = refusal(lambda: render_chat(script, ChatPrompt(messages=messages, ending="continue")))
+
+    assert why.failure.kind is FailureKind.INVALID_REQUEST
+    assert why.failure.param == "messages"
+
+
+def test_a_template_that_changes_the_last_message_cannot_continue_it() -> None:
+    """Rather an error than another text."""
+    source = _LOOP + "{{ m.content | upper }}{% endfor %}"
+    prompt = ChatPrompt(messages=(says("user", "x"), says("assistant", "so")), ending="continue")
+
+    assert "continued" in refusal(lambda: render_chat(Jinja(source), prompt)).failure.message
 
 
 # --- tokens and limits ----------------------------------------------------------------------------------------------

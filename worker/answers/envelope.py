@@ -250,13 +250,15 @@ class Envelope:
     def _finish_whole(self, end: AnswerEnd) -> Over:
         inside = "".join([*self._seen, self._text])
         first = earliest(inside, self._form.closes)
-        if first is not None:
+        if first is not None and end == "stop":
+            # It looked like a part of a value, which then never ended: so it was none.
             self.is_misleading = True
             return self._closed(inside[: first.start], first.marker, inside[first.end :])
-        # Where no marker closes an envelope, the model's own end does.
-        may_mend = end == "stop" and not self._form.closes
-        if self._wrote(self._read(inside, "mend" if may_mend else "strict")):
-            return Over("calls", "", "")
+        if end == "stop" or self._form.inside == "ends_itself":
+            # Where no marker closes an envelope, the model's own end does.
+            may_mend = end == "stop" and not self._form.closes
+            if self._wrote(self._read(inside, "mend" if may_mend else "strict")):
+                return Over("calls", "", "")
         if self._opened or self._state != "header":
             self._writer.warn("tool_call_unparsed" if end == "stop" else "tool_call_cut")
         return Over("text", self._opened + inside, "")

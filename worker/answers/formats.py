@@ -7,7 +7,7 @@ behind a known header, they can be streamed; else the envelope is read when it i
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import regex
 
@@ -50,7 +50,8 @@ class CallFormat:
     and with the `{` of the arguments (group `name`), `item_end` what follows the arguments; its group `again` says that
     another header comes in this envelope. `bare` matches calls that begin with no marker, where an answer begins or
     another call ended; if it has a group `known_name`, that must be one of the tools. `goes_on` says of an inside that
-    a value in it is open, so that the marker behind may be a part of it. `syntax` is how to write a call.
+    a value in it is open, so that the marker behind may be a part of it. `inside` "needs_marker": what reads well may
+    yet have lacked its last arguments. `syntax` is how to write a call.
     """
 
     name: str
@@ -62,6 +63,7 @@ class CallFormat:
     item_end: Pattern | None = None
     bare: Pattern | None = None
     goes_on: Callable[[str], bool] | None = None
+    inside: Literal["ends_itself", "needs_marker"] = "ends_itself"
     syntax: CallSyntax | None = None
 
 
@@ -136,9 +138,16 @@ GLM = CallFormat(
     closes=("</tool_call>",),
     read=_glm_or_json,
     goes_on=partial(_is_open, "<arg_value>", "</arg_value>"),
+    inside="needs_marker",
 )
 MINIMAX = _tagged("minimax", "<minimax:tool_call>", "</minimax:tool_call>", tagged_calls.MINIMAX)
-LONGCAT = _tagged("longcat", "<longcat_tool_call>", "</longcat_tool_call>", tagged_calls.LONGCAT)
+LONGCAT = CallFormat(
+    name="longcat",
+    opens=("<longcat_tool_call>",),
+    closes=("</longcat_tool_call>",),
+    read=partial(read_tagged_calls, tagged_calls.LONGCAT),
+    inside="needs_marker",
+)
 DEEPSEEK_V32 = _tagged(
     "deepseek_v32", "<｜DSML｜function_calls>", "</｜DSML｜function_calls>", tagged_calls.DEEPSEEK_V32
 )

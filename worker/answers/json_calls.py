@@ -180,4 +180,6 @@ def _balanced(text: str) -> str:
             opened.pop()
         result.append(character)
     closers = "".join(_CLOSER_OF[character] for character in reversed(opened))
-    return "".join(result) + ('"' if is_in_string else "") + closers
+    text = "".join(result)
+    # A string that never ends has swallowed the brackets behind it.
+    return (text.rstrip("}] \t\r\n") + '"' if is_in_string else text) + closers

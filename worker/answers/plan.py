@@ -54,11 +54,14 @@ class AnswerPlan:
         """Our own reader, then mlx-lm's for this family, then what can be mended."""
         if self.form is None:
             return None
-        reading = self.form.read(inside, self.tools)
-        if reading is None and self.foreign_parser is not None:
-            reading = read_foreign(self.foreign_parser, inside, self.tools)
-        if reading is None and how == "mend":
-            reading = mend_json_calls(inside, self.tools)
+        try:
+            reading = self.form.read(inside, self.tools)
+            if reading is None and self.foreign_parser is not None:
+                reading = read_foreign(self.foreign_parser, inside, self.tools)
+            if reading is None and how == "mend":
+                reading = mend_json_calls(inside, self.tools)
+        except Exception:  # noqa: BLE001 - a fault of a reader makes this call text; it must not end everybody's worker
+            return None
         return reading
 
 
