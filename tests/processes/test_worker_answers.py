@@ -27,7 +27,7 @@ TOOLS = (
 
 def ask(
     worker: WorkerProcess, tag: str, name: str = "", tool_use: ToolUse | None = ToolUse(), **more: object
-) -> Finished:  # noqa: B008 - a frozen value
+) -> Finished:
     name = name or tag
     prompt = ChatPrompt(messages=(ChatMessage(role="user", content=tag),), tools=TOOLS if tool_use is not None else ())
     worker.generate(name, prompt, tool_use=tool_use, reasoning="split", **more)
