@@ -18,6 +18,8 @@ from gateway.keys_cli import keys_app
 from gateway.models_cli import load_model, restart_model, unload_model
 from gateway.operations import mlxd_version
 from gateway.recipes import RecipeError
+from gateway.service_cli import service_app
+from gateway.service_plan import ServiceProblem
 from gateway.status_cli import show_status
 from gateway.top_cli import show_top
 
@@ -37,6 +39,7 @@ app = typer.Typer(
 )
 app.add_typer(keys_app, name="keys")
 app.add_typer(cache_app, name="cache")
+app.add_typer(service_app, name="service")
 app.command("warm")(warm_prefix)
 app.command("explain")(explain_request)
 app.command("top")(show_top)
@@ -50,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The console script. Ends the process."""
     try:
         app(args=arguments if arguments is None else list(arguments), prog_name="mlxd")
-    except (SettingsError, KeysError, ControlError, RecipeError) as why:
+    except (SettingsError, KeysError, ControlError, RecipeError, ServiceProblem) as why:
         print(f"mlxd: {' '.join(str(why).split())}", file=sys.stderr)
         sys.exit(1)
 

@@ -37,6 +37,7 @@ from gateway.control import (
     withdraw_service,
 )
 from gateway.dispatch import Dispatch, DispatchSettings
+from gateway.file_limit import raise_file_limit
 from gateway.fleet_terms import FleetSettings
 from gateway.gate import DrainFlag, GateSecrets
 from gateway.keys import Keyring
@@ -65,6 +66,7 @@ _log = structlog.get_logger()
 def run_service(settings: Settings, *, log_file: Path | None = None) -> int:
     """Serve until told to stop. Gives the exit code; raises SettingsError, KeysError or ControlError at the start."""
     prepare_directories(settings)
+    raise_file_limit()
     try:
         configure_logging(settings.log_level, file=log_file)
     except OSError as why:
