@@ -12,8 +12,8 @@ import psutil
 from msgspec import Struct
 
 from gateway.config import LOOPBACK_HOSTS, Settings
-from gateway.operations import AdminStatus
 from gateway.private_files import FileNotPrivate, read_private, write_private
+from gateway.status import AdminStatus
 
 _ANSWER_SECONDS = 10.0
 _BACKLOG = 2048

@@ -12,8 +12,7 @@ import psutil
 
 from gateway.config import Settings, load_settings
 from gateway.control import ControlError, ServiceAddress, announced_service, fetch_status
-from gateway.operations import AdminStatus
-from gateway.status import ModelStatus
+from gateway.status import AdminStatus, ModelStatus
 
 START_SECONDS = 60.0
 STOP_SECONDS = 60.0

@@ -16,7 +16,7 @@ from gateway.config import Settings
 from gateway.control import ControlError, ServiceAnswer, announced_service, ask_service, fetch_status, read_admin_token
 from gateway.error_answers import OpenAIErrorBody
 from gateway.model_routes import ModelOrder
-from gateway.operations import AdminModel
+from gateway.status import AdminModel
 from gateway.status_report import last_error
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="Its id, as `mlxd models` shows it.")]

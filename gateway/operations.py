@@ -15,7 +15,15 @@ from msgspec import UNSET, Struct, UnsetType
 
 from gateway.catalog import Catalog, ModelEntry
 from gateway.error_answers import openai_error
-from gateway.status import CachestoreStatus, ModelState, ModelStatus, ServiceStatus, StatusSource
+from gateway.status import (
+    AdminModel,
+    AdminStatus,
+    GatewayStatus,
+    ModelState,
+    ModelStatus,
+    ServiceStatus,
+    StatusSource,
+)
 from protocol.failures import Failure, FailureKind
 from protocol.generation import Capability, Ready
 from protocol.ids import ModelName
@@ -78,33 +86,6 @@ class ModelList(Struct, frozen=True, kw_only=True):
 
     data: tuple[ModelObject, ...]
     object: Literal["list"] = "list"
-
-
-class GatewayStatus(Struct, frozen=True, kw_only=True):
-    """The gateway's own process."""
-
-    pid: int
-    version: str
-    uptime_seconds: float
-
-
-class AdminModel(Struct, frozen=True, kw_only=True):
-    """A model of the catalog with its process, if it ever had one."""
-
-    name: ModelName
-    path: str
-    weight_bytes: int
-    context_tokens: int | None
-    problem: str | None
-    process: ModelStatus | None
-
-
-class AdminStatus(Struct, frozen=True, kw_only=True):
-    """Everything an operator may ask in one answer. Also holds models that left the catalog and still run."""
-
-    gateway: GatewayStatus
-    models: tuple[AdminModel, ...]
-    cachestore: CachestoreStatus | None
 
 
 # --- deciders --------------------------------------------------------------------------------------------------------

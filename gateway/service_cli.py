@@ -25,13 +25,13 @@ _LOOK_SECONDS = 0.5
 service_app = typer.Typer(help="Run mlxd under launchd or systemd.", no_args_is_help=True)
 
 
-class ServiceManager(StrEnum):
+class InitSystem(StrEnum):
     LAUNCHD = "launchd"
     SYSTEMD = "systemd"
 
 
 ManagerOption = Annotated[
-    ServiceManager | None, typer.Option("--manager", help="Whose service; launchd on macOS, systemd elsewhere.")
+    InitSystem | None, typer.Option("--manager", help="Whose service; launchd on macOS, systemd elsewhere.")
 ]
 DaemonOption = Annotated[
     bool, typer.Option("--daemon", help="The system's own service, from boot on, under --user; needs root.")
@@ -137,8 +137,8 @@ def print_service(
 # --- inside ----------------------------------------------------------------------------------------------------------
 
 
-def _manager(named: ServiceManager | None) -> ServiceManager:
-    return named or (ServiceManager.LAUNCHD if sys.platform == "darwin" else ServiceManager.SYSTEMD)
+def _manager(named: InitSystem | None) -> InitSystem:
+    return named or (InitSystem.LAUNCHD if sys.platform == "darwin" else InitSystem.SYSTEMD)
 
 
 def _plan(home: Path | None, config: Path | None, *, user: str | None, daemon: bool) -> tuple[ServicePlan, Settings]:
@@ -212,7 +212,7 @@ def _wait_until_serving(settings: Settings, seconds: float) -> tuple[str, int] |
     return serving
 
 
-def _next_steps(manager: ServiceManager, plan: ServicePlan, path: Path, serving: tuple[str, int] | None) -> str:
+def _next_steps(manager: InitSystem, plan: ServicePlan, path: Path, serving: tuple[str, int] | None) -> str:
     home = f" --home {shlex.quote(plan.home)}"
     whose = "" if plan.account is None else f" --daemon --user {plan.account.name}"
     lines = [f"installed {path}"]
@@ -225,6 +225,6 @@ def _next_steps(manager: ServiceManager, plan: ServicePlan, path: Path, serving:
         f"  how it is   mlxd status{home}",
         f"  remove it   mlxd service uninstall{home}{whose}",
     ]
-    if manager is ServiceManager.SYSTEMD and plan.scope == "user":
+    if manager is InitSystem.SYSTEMD and plan.scope == "user":
         lines.append("  without a login it runs only after: loginctl enable-linger")
     return "\n".join(lines)

@@ -72,6 +72,33 @@ class ServiceStatus(Struct, frozen=True, kw_only=True):
     cachestore: CachestoreStatus | None = None
 
 
+class GatewayStatus(Struct, frozen=True, kw_only=True):
+    """The gateway's own process."""
+
+    pid: int
+    version: str
+    uptime_seconds: float
+
+
+class AdminModel(Struct, frozen=True, kw_only=True):
+    """A model of the catalog with its process, if it ever had one."""
+
+    name: ModelName
+    path: str
+    weight_bytes: int
+    context_tokens: int | None
+    problem: str | None
+    process: ModelStatus | None
+
+
+class AdminStatus(Struct, frozen=True, kw_only=True):
+    """Everything an operator may ask in one answer. Also holds models that left the catalog and still run."""
+
+    gateway: GatewayStatus
+    models: tuple[AdminModel, ...]
+    cachestore: CachestoreStatus | None
+
+
 class StatusSource(Protocol):
     """Whoever can say how the service is. Called on the event loop; must not block."""
 

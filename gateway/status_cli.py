@@ -14,8 +14,7 @@ from gateway.cli_output import (
 )
 from gateway.control import announced_service, fetch_status, service_url
 from gateway.durations import duration_text
-from gateway.operations import AdminModel, AdminStatus
-from gateway.status import LastExit
+from gateway.status import AdminModel, AdminStatus, LastExit
 from gateway.status_report import status_report
 
 

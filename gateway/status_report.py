@@ -2,8 +2,7 @@
 
 from msgspec import Struct
 
-from gateway.operations import AdminModel, AdminStatus
-from gateway.status import CachestoreStatus, LastExit, ModelState, ModelStatus
+from gateway.status import AdminModel, AdminStatus, CachestoreStatus, LastExit, ModelState, ModelStatus
 from protocol.blocks import Described
 
 

@@ -18,8 +18,7 @@ import psutil
 
 from gateway.config import Settings, load_settings
 from gateway.control import ControlError, fetch_status
-from gateway.operations import AdminStatus
-from gateway.status import ModelStatus
+from gateway.status import AdminStatus, ModelStatus
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 30.0

@@ -1,9 +1,9 @@
 """A program in launchctl's place: records its calls, keeps one job, and really runs it, as the property list says.
 
 Its state is in the directory of STAND_IN_LAUNCHCTL: `calls`, one line each; `job`, the loaded target; `pid`, its
-process. Knows the exit codes that launchctl was seen to give. `busy` there holds how often a bootstrap is still to end with 5;
-`gui` says that somebody is logged in at the screen. Adds PYTHONPATH to the job's environment, since the tests run
-from a checkout that is not installed.
+process. It knows the exit codes that launchctl was seen to give. `busy` there holds how often a bootstrap is still to
+end with 5; `gui` says that somebody is logged in at the screen. PYTHONPATH is added to the job's environment, since the
+tests run from a checkout that is not installed.
 """
 
 import contextlib

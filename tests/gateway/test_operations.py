@@ -9,8 +9,8 @@ import pytest
 from gateway.catalog import ModelEntry
 from gateway.gate import AnswerCutShort, Gate, GateSecrets, Receive, Scope, Send
 from gateway.keys import Keyring
-from gateway.operations import AdminStatus, GatewayStatus, admin_status, model_object, readiness
-from gateway.status import LastExit, ModelStatus, ServiceStatus
+from gateway.operations import admin_status, model_object, readiness
+from gateway.status import AdminStatus, GatewayStatus, LastExit, ModelStatus, ServiceStatus
 from protocol.generation import PrefixReuse, Ready
 from protocol.ids import ModelName
 from tests.gateway.http_parts import ADMIN_TOKEN, House, build_house, make_model

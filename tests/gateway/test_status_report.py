@@ -9,8 +9,7 @@ import pytest
 
 from gateway.config import settings_from
 from gateway.control import ServiceAddress, service_url
-from gateway.operations import AdminModel, AdminStatus, GatewayStatus
-from gateway.status import CachestoreStatus, LastExit, ModelStatus
+from gateway.status import AdminModel, AdminStatus, CachestoreStatus, GatewayStatus, LastExit, ModelStatus
 from gateway.status_report import status_report
 from protocol.blocks import Described
 from protocol.ids import Incarnation, ModelName
