@@ -100,14 +100,17 @@ def _thinking(frame: Frame | None, special_ids: Mapping[str, int]) -> tuple[str,
     """The expression for reasoning and its end, and the rules that it needs."""
     if frame is None:
         return "", []
-    first, rest = _pieces(frame.closes, special_ids)[0], spelled(frame.closes, special_ids).partition(" ")[2]
+    first, *others = _pieces(frame.closes, special_ids)
+    rest = spelled("".join(others), special_ids)
+    rules = [f"thinking: thought {rest}", f"thought[suffix={_quoted(first)}]: /(?s:.*)/", _GAP]
     if first in special_ids:
-        rule = f"thinking: /(?s:.*)/ {spelled(frame.closes, special_ids)}"
-    else:
-        rule = f"thinking: thought {rest}\nthought[suffix={_quoted(first)}]: /(?s:.*)/"
+        # Spelled in other tokens it is the end as well: who reads the text cannot tell, and would take what follows for
+        # the answer.
+        rules[0] += f" | UNENDED <[{special_ids[first]}]> {rest}"
+        rules.append(f"UNENDED: /(?s:.*)/ & ~/(?s:.*){_lark_pattern(re.escape(first))}(?s:.*)/")
     if frame.begins == "thinking":
-        return "thinking GAP", [rule, _GAP]
-    return f"({spelled(frame.opens, special_ids)} thinking GAP)?", [rule, _GAP]
+        return "thinking GAP", rules
+    return f"({spelled(frame.opens, special_ids)} thinking GAP)?", rules
 
 
 def _calls(calls: Calls, special_ids: Mapping[str, int]) -> tuple[list[str], list[dict[str, Any]]]:

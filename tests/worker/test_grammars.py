@@ -224,6 +224,20 @@ def test_reasoning_is_free(special: tuple[str, ...], begins: Any, text: str, ver
     )
 
 
+def test_an_end_of_reasoning_in_other_tokens() -> None:
+    """A marker that is one token may be written in pieces, too: readers of the text see the same end, so it is one."""
+    frame = Frame(opens="<mark>", closes="</mark>", begins="thinking", markers=("<mark>", "</mark>"))
+    row = matcher(JsonSchema(text='{"type": "integer"}'), frame=frame, special=frame.markers)
+    for character in "so </mark":
+        row.consume(IDS["Ġ" if character == " " else character])
+    assert IDS["o"] in allowed(row)
+
+    row.consume(IDS[">"])
+    assert IDS["o"] not in allowed(row)
+    assert IDS["</mark>"] not in allowed(row)
+    assert takes(row, "12")
+
+
 def test_a_model_with_channels() -> None:
     """Reasoning, its end and the answer's head are markers in a row; the head is not left out."""
     frame = Frame(
