@@ -158,8 +158,7 @@ class _Ordered(Struct, frozen=True, kw_only=True):
 
 
 class _LoadAsked(Struct, frozen=True, kw_only=True):
-    model: ModelName
-    weight_bytes: int
+    wanted: ModelWanted
     outcome: Outcome
 
 
@@ -278,7 +277,7 @@ class Dispatch:
         if folder is None or folder.problem is not None:
             _log.warning("not_preloaded", model=model, why=folder.problem if folder else "no model of that name")
             return
-        self._post(ModelWanted(model=model, weight_bytes=folder.weight_bytes))
+        self._post(_wanted(model, folder))
 
     def unload(self, model: ModelName) -> None:
         """End this model's process after its open requests. Also lets a model that was given up start again."""
@@ -290,7 +289,7 @@ class Dispatch:
         if folder is None or folder.problem is not None:
             return _cannot_serve(model, None if folder is None else folder.problem)
         outcome: Outcome = asyncio.get_running_loop().create_future()
-        return await self._outcome(_LoadAsked(model=model, weight_bytes=folder.weight_bytes, outcome=outcome), outcome)
+        return await self._outcome(_LoadAsked(wanted=_wanted(model, folder), outcome=outcome), outcome)
 
     async def unload_and_wait(self, model: ModelName) -> Failure | None:
         """As `unload`; None once the process that it has now is gone, at once if it has none."""
@@ -371,9 +370,9 @@ class Dispatch:
                     await self._cancelled(request_id, hands)
                 case _Ordered(model=model, order=order):
                     await self._ordered(model, order, hands)
-                case _LoadAsked(model=model, weight_bytes=weight_bytes, outcome=outcome):
-                    self._waiters.wait_for_load(model, outcome)
-                    await self._tell_fleet(ModelWanted(model=model, weight_bytes=weight_bytes), hands)
+                case _LoadAsked(wanted=wanted, outcome=outcome):
+                    self._waiters.wait_for_load(wanted.model, outcome)
+                    await self._tell_fleet(wanted, hands)
                 case _UnloadAsked(model=model, outcome=outcome):
                     await self._unload_asked(model, outcome, hands)
                 case _BooksWanted():
@@ -450,7 +449,7 @@ class Dispatch:
             _fail(request, _overloaded(model))
             return
         self._open.wait(request)
-        await self._tell_fleet(ModelWanted(model=model, weight_bytes=folder.weight_bytes), hands)
+        await self._tell_fleet(_wanted(model, folder), hands)
         incarnation = self._fleet.incarnation(model)
         worker = None if incarnation is None else self._workers.get(incarnation)
         if request.phase == "waiting" and worker is not None and worker.has_tokenizer:
@@ -843,6 +842,10 @@ def _signal(worker: _Worker, signal: Callable[[ChildProcess], None]) -> None:
 def _incarnation_of(peer: bytes) -> Incarnation:
     digits = peer[1:]
     return Incarnation(int(digits)) if peer[:1] == b"w" and digits.isdigit() and len(digits) < 20 else Incarnation(-1)
+
+
+def _wanted(model: ModelName, folder: ModelFolder) -> ModelWanted:
+    return ModelWanted(model=model, weight_bytes=folder.weight_bytes, kind=folder.kind)
 
 
 def _cannot_serve(model: ModelName, problem: str | None) -> Failure:

@@ -52,6 +52,7 @@ from gateway.residency import Fits, FitsAfter, NeverFits, Resident, need_of, roo
 from protocol.failures import Failure, FailureKind
 from protocol.handshake import Refused, Welcome, answer_hello
 from protocol.ids import Incarnation, ModelName
+from protocol.model_kind import ModelKind
 
 _GIB = 1024**3
 
@@ -64,6 +65,7 @@ class _Life(Struct, kw_only=True):
 
     state: WorkerState = Absent()
     weight_bytes: int = 0
+    kind: ModelKind = "generation"
     waiting_since: float | None = None
     crashes: list[float] = []
     attempts: int = 0
@@ -175,7 +177,8 @@ class Fleet:
     def _wanted(self, event: ModelWanted, now: float) -> list[Effect]:
         model = event.model
         life = self._lives.setdefault(model, _Life())
-        life.weight_bytes = event.weight_bytes or life.weight_bytes
+        if event.weight_bytes:
+            life.weight_bytes, life.kind = event.weight_bytes, event.kind
         if self._closing:
             return [FailWaiting(model=model, failure=shutting_down())]
         match life.state:
@@ -479,7 +482,7 @@ class Fleet:
     def _start(self, model: ModelName, life: _Life, kind: StartKind, now: float) -> list[Effect]:
         """Start a process, at once or when there is room for it."""
         terms = self._settings.memory
-        need = need_of(life.weight_bytes, terms)
+        need = need_of(life.weight_bytes, terms, life.kind)
         verdict = room_for(model, need.total_bytes, self._residents(model, life), terms)
         match verdict:
             case Fits():
@@ -525,7 +528,7 @@ class Fleet:
         terms = self._settings.memory
         resident = Resident(
             model=model,
-            need_bytes=need_of(life.weight_bytes, terms).total_bytes,
+            need_bytes=need_of(life.weight_bytes, terms, life.kind).total_bytes,
             state="loading",
             is_pinned=model in terms.pinned,
         )

@@ -9,6 +9,7 @@ from protocol import generation
 from protocol.failures import Failure
 from protocol.handshake import Hello, Refused, Welcome
 from protocol.ids import Incarnation, ModelName
+from protocol.model_kind import ModelKind
 
 
 class FleetSettings(Struct, frozen=True, kw_only=True):
@@ -118,10 +119,11 @@ WorkerState = Absent | WaitingForMemory | Starting | Ready | Draining | BackingO
 
 
 class ModelWanted(Struct, frozen=True, kw_only=True, tag=True):
-    """A request waits for this model."""
+    """A request waits for this model. Without `weight_bytes`, what was said of it before holds, `kind` too."""
 
     model: ModelName
     weight_bytes: int = 0
+    kind: ModelKind = "generation"
 
 
 class WaitersLeft(Struct, frozen=True, kw_only=True, tag=True):

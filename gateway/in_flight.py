@@ -232,6 +232,8 @@ def log_fields(request: InFlightRequest) -> dict[str, str | int | float]:
     if request.prompt_tokens is not None:
         fields["prompt_tokens"] = request.prompt_tokens
     finished = request.finished
+    if request.counted_tokens is not None:
+        return fields | {"phase": "finished"}
     if finished is None:
         return fields | {"completion_tokens": request.completion_tokens}
     timings, usage = finished.timings, finished.usage

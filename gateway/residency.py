@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from protocol.failures import Failure, FailureKind
 from protocol.ids import ModelName
+from protocol.model_kind import ModelKind
 
 WORKING_SHARE = 0.05
 """Of a model's weights, counted as working memory beside the fixed part: activations grow with the model."""
@@ -79,11 +80,11 @@ class NeverFits(Struct, frozen=True, kw_only=True):
 Verdict = Fits | FitsAfter | NeverFits
 
 
-def need_of(weight_bytes: int, terms: MemoryTerms) -> Need:
-    """What a model of so many bytes of weights is counted with."""
+def need_of(weight_bytes: int, terms: MemoryTerms, kind: ModelKind = "generation") -> Need:
+    """What a model of so many bytes of weights is counted with. One that embeds or reranks keeps no prefixes."""
     return Need(
         weight_bytes=weight_bytes,
-        hot_cache_bytes=terms.hot_cache_bytes,
+        hot_cache_bytes=terms.hot_cache_bytes if kind == "generation" else 0,
         working_bytes=terms.working_bytes + int(terms.working_share * weight_bytes),
     )
 

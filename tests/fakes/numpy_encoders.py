@@ -1,0 +1,111 @@
+"""Forward passes of encoders in plain NumPy, one row at a time, from the tensors' names in Hugging Face's files.
+
+Written from the papers' formulas and apart from the worker's, so that the two can be held against each other.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import erf, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Matrix = NDArray[np.float64]
+Tensors = Mapping[str, NDArray[Any]]
+
+_erf = np.vectorize(erf)
+
+
+def gelu(x: Matrix) -> Matrix:
+    return x * 0.5 * (1 + _erf(x / sqrt(2)))
+
+
+def softmax(x: Matrix) -> Matrix:
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def layer_norm(x: Matrix, tensors: Tensors, name: str, epsilon: float) -> Matrix:
+    centred = x - x.mean(axis=-1, keepdims=True)
+    scaled = centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + epsilon)
+    bias = tensors.get(f"{name}.bias")
+    return scaled * tensors[f"{name}.weight"] + (0 if bias is None else bias)
+
+
+def linear(x: Matrix, tensors: Tensors, name: str) -> Matrix:
+    bias = tensors.get(f"{name}.bias")
+    return x @ tensors[f"{name}.weight"].astype(np.float64).T + (0 if bias is None else bias)
+
+
+def attention(queries: Matrix, keys: Matrix, values: Matrix, heads: int, may_see: Matrix | None = None) -> Matrix:
+    """(tokens, width) each; `may_see[i, j]` is 1 where token i sees token j."""
+    width = queries.shape[-1] // heads
+    out: list[Matrix] = []
+    for head in range(heads):
+        part = slice(head * width, (head + 1) * width)
+        scores = queries[:, part] @ keys[:, part].T / sqrt(width)
+        if may_see is not None:
+            scores = np.where(may_see == 1, scores, -np.inf)
+        out.append(softmax(scores) @ values[:, part])
+    return np.concatenate(out, axis=-1)
+
+
+def bert(
+    tensors: Tensors, config: Mapping[str, Any], token_ids: Sequence[int], type_ids: Sequence[int], prefix: str = ""
+) -> Matrix:
+    """The last states of one row's tokens."""
+
+    def at(name: str) -> str:
+        return prefix + name
+
+    first = config["pad_token_id"] + 1 if "roberta" in config["model_type"] else 0
+    epsilon = config["layer_norm_eps"]
+    x = tensors[at("embeddings.word_embeddings.weight")][list(token_ids)].astype(np.float64)
+    x = x + tensors[at("embeddings.position_embeddings.weight")][first : first + len(token_ids)]
+    x = x + tensors[at("embeddings.token_type_embeddings.weight")][list(type_ids)]
+    x = layer_norm(x, tensors, at("embeddings.LayerNorm"), epsilon)
+    for number in range(config["num_hidden_layers"]):
+        name = at(f"encoder.layer.{number}.")
+        queries, keys, values = (
+            linear(x, tensors, f"{name}attention.self.{part}") for part in ("query", "key", "value")
+        )
+        seen = attention(queries, keys, values, config["num_attention_heads"])
+        x = x + linear(seen, tensors, f"{name}attention.output.dense")
+        x = layer_norm(x, tensors, f"{name}attention.output.LayerNorm", epsilon)
+        wide = gelu(linear(x, tensors, f"{name}intermediate.dense"))
+        x = layer_norm(x + linear(wide, tensors, f"{name}output.dense"), tensors, f"{name}output.LayerNorm", epsilon)
+    return x
+
+
+def rotated(x: Matrix, heads: int, theta: float) -> Matrix:
+    """Rotary positions, each head's first half turned against its second."""
+    tokens, width = x.shape
+    half = width // heads // 2
+    angles = np.arange(tokens)[:, None] / theta ** (np.arange(half) / half)[None, :]
+    split = x.reshape(tokens, heads, 2, half)
+    one, two = split[:, :, 0], split[:, :, 1]
+    cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+    return np.stack([one * cos - two * sin, two * cos + one * sin], axis=2).reshape(tokens, width)
+
+
+def modern_bert(tensors: Tensors, config: Mapping[str, Any], token_ids: Sequence[int]) -> Matrix:
+    """The last states of one row's tokens."""
+    heads, epsilon = config["num_attention_heads"], config["norm_eps"]
+    x = tensors["model.embeddings.tok_embeddings.weight"][list(token_ids)].astype(np.float64)
+    x = layer_norm(x, tensors, "model.embeddings.norm", epsilon)
+    places = np.arange(len(token_ids))
+    near = (np.abs(places[:, None] - places[None, :]) <= config["local_attention"] // 2).astype(np.float64)
+    for number in range(config["num_hidden_layers"]):
+        name = f"model.layers.{number}"
+        is_global = number % config["global_attn_every_n_layers"] == 0
+        theta = config["global_rope_theta"] if is_global else config["local_rope_theta"]
+        normed = x if number == 0 else layer_norm(x, tensors, f"{name}.attn_norm", epsilon)
+        queries, keys, values = np.split(linear(normed, tensors, f"{name}.attn.Wqkv"), 3, axis=-1)
+        seen = attention(
+            rotated(queries, heads, theta), rotated(keys, heads, theta), values, heads, None if is_global else near
+        )
+        x = x + linear(seen, tensors, f"{name}.attn.Wo")
+        normed = layer_norm(x, tensors, f"{name}.mlp_norm", epsilon)
+        wide, gate = np.split(linear(normed, tensors, f"{name}.mlp.Wi"), 2, axis=-1)
+        x = x + linear(gelu(wide) * gate, tensors, f"{name}.mlp.Wo")
+    return layer_norm(x, tensors, "model.final_norm", epsilon)
