@@ -48,8 +48,8 @@ class ClassLimits(Struct, frozen=True, kw_only=True):
 class Load(Struct, frozen=True, kw_only=True):
     """What there is at the moment of a decision, without the request in question.
 
-    `key_tokens_today` has the tokens of open requests in it. The last three say when things get better: when a request
-    of this key, and one of this class, will probably have ended, and when the day is over.
+    `key_tokens_today` has the tokens of open requests in it. Three say when things get better: when a request
+    of this key, and one of this class, will probably have ended, and when the day is over. They count from `unix_now`.
     """
 
     key_open: int = 0
@@ -59,6 +59,7 @@ class Load(Struct, frozen=True, kw_only=True):
     key_next_seconds: float = _UNMEASURED_SECONDS
     class_next_seconds: float = _UNMEASURED_SECONDS
     day_left_seconds: float = DAY_SECONDS
+    unix_now: float = 0.0
 
 
 def refusal(
@@ -79,6 +80,7 @@ def refusal(
             held = f"{load.key_queued} requests waiting"
         if is_full:
             return _come_back(
+                FailureKind.RATE_LIMITED,
                 f"The key {key_name} has {held}, which is its limit ({bound}). "
                 f"Send this again in about {math.ceil(load.key_next_seconds)} s, or fewer at a time.",
                 load.key_next_seconds,
@@ -86,6 +88,7 @@ def refusal(
     class_limit = class_limits.of(latency_class)
     if load.class_queued >= class_limit:
         return _come_back(
+            FailureKind.OVERLOADED,
             f"{load.class_queued} requests of the class {latency_class} wait here, which is the limit "
             f"(max_queued_{latency_class} {class_limit}). "
             f"Send this again in about {math.ceil(load.class_next_seconds)} s.",
@@ -99,6 +102,7 @@ def day_refusal(load: Load, *, key_name: str, limits: KeyLimits) -> Failure | No
     if limits.tokens_per_day is None or load.key_tokens_today < limits.tokens_per_day:
         return None
     return _come_back(
+        FailureKind.RATE_LIMITED,
         f"The key {key_name} has used {load.key_tokens_today} tokens today, of {limits.tokens_per_day} "
         "(tokens_per_day). Come back after midnight UTC, or ask the owner of the server for more.",
         load.day_left_seconds,
@@ -206,8 +210,8 @@ class _End(Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-def _come_back(message: str, seconds: float) -> Failure:
-    return Failure(kind=FailureKind.OVERLOADED, message=message, retry_after_seconds=seconds)
+def _come_back(kind: FailureKind, message: str, seconds: float) -> Failure:
+    return Failure(kind=kind, message=message, retry_after_seconds=seconds)
 
 
 def _rate(what: bytes, limit: int, held: int, reset_seconds: float) -> list[tuple[bytes, bytes]]:

@@ -13,6 +13,7 @@ from protocol.generation import (
     ChosenLogprob,
     Delta,
     Finished,
+    Queued,
     Reasoning,
     Warmed,
 )
@@ -47,10 +48,11 @@ Part = TextPart | ReasoningPart | CallPart
 
 
 class Collected(Struct, frozen=True, kw_only=True):
-    """One answer: its parts in order, and how it ended. A warm's has no parts."""
+    """One answer: its parts in order, how it ended, and what was said of its prompt. A warm's has no parts."""
 
     parts: tuple[Part, ...]
     end: Finished | Warmed
+    queued: Queued | None = None
 
     @property
     def text(self) -> str:
@@ -108,11 +110,11 @@ class Parts:
             case _:
                 assert_never(event)
 
-    def collected(self, end: Finished | Warmed) -> Collected:
+    def collected(self, end: Finished | Warmed, queued: Queued | None = None) -> Collected:
         """The whole answer. Parts without any text and logprobs are left out; calls never are."""
         self._close()
         kept = (part for part in self._parts if isinstance(part, CallPart) or part.text or part.logprobs)
-        return Collected(parts=tuple(kept), end=end)
+        return Collected(parts=tuple(kept), end=end, queued=queued)
 
     def _add_text(self, kind: type[TextPart] | type[ReasoningPart], event: Delta | Reasoning) -> None:
         if not self._parts or not isinstance(self._parts[-1], kind):
@@ -134,9 +136,9 @@ class Parts:
             last.text += text
 
 
-def collect(events: Iterable[AnswerEvent], end: Finished | Warmed) -> Collected:
+def collect(events: Iterable[AnswerEvent], end: Finished | Warmed, queued: Queued | None = None) -> Collected:
     """The same of a whole row of events."""
     parts = Parts()
     for event in events:
         parts.add(event)
-    return parts.collected(end)
+    return parts.collected(end, queued)

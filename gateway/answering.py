@@ -37,6 +37,7 @@ from protocol.generation import (
     Generate,
     LastEvent,
     Prefilling,
+    Queued,
     RequestEvent,
     Waiting,
     Warmed,
@@ -146,16 +147,19 @@ class Answering:
         opened = await self._open(place, accepted)
         parts = [Parts() for _ in opened.replies]
         ends: dict[int, Finished | Warmed] = {}
+        queued: dict[int, Queued] = {}
         async for choice, event in _all_events(opened):
             match event:
                 case Failed(failure=failure):
                     return failure
                 case Finished() | Warmed():
                     ends[choice] = event
+                case Queued():
+                    queued[choice] = event
                 case _:
                     if isinstance(event, AnswerEvent):
                         parts[choice].add(event)
-        return tuple(parts[choice].collected(ends[choice]) for choice in range(len(parts)))
+        return tuple(parts[choice].collected(ends[choice], queued.get(choice)) for choice in range(len(parts)))
 
     # --- one request -------------------------------------------------------------------------------------------------
 

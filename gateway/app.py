@@ -6,6 +6,7 @@ from litestar import Litestar
 
 from gateway.admission import ClassLimits, DayTokens
 from gateway.answering import Answering, Patience
+from gateway.anthropic.routes import anthropic_router
 from gateway.cache_doors import CacheAccess, CacheDoors
 from gateway.cache_routes import cache_admin_router, cache_router
 from gateway.catalog import Catalog
@@ -120,6 +121,13 @@ def create_routes(
             openai_router(answering),
             vectors_router(single_answers),
             tokens_router(single_answers),
+            anthropic_router(
+                answering,
+                generator,
+                catalog,
+                earlier=None if cache_doors is None else cache_doors.recorder,
+                max_body_bytes=settings.limits.max_body_bytes,
+            ),
             request_router(desk),
             request_admin_router(desk),
             *cache_routers,

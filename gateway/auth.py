@@ -16,6 +16,9 @@ LOCAL_CALLER = "local"
 """The name, in logs, of whoever calls a loopback service that has no keys."""
 
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_PROBED_PATHS = ("/health", "/")
+"""Both say nothing but that somebody is there. Claude Code asks for the second before it sends its key."""
+
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]/@\s]+)(?::\d{1,5})?")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -95,7 +98,8 @@ def is_admin_path(path: str) -> bool:
 
 def _is_liveness_probe(knock: Knock) -> bool:
     # Spelled exactly, undecoded as well: a forgiving exception to the key rule would be a hole in it.
-    return knock.method in ("GET", "HEAD") and knock.path == "/health" and knock.raw_path in (None, b"/health")
+    is_read = knock.method in ("GET", "HEAD")
+    return is_read and knock.path in _PROBED_PATHS and knock.raw_path in (None, knock.path.encode())
 
 
 def _check_host(knock: Knock, settings: Settings) -> Failure | None:

@@ -24,6 +24,7 @@ _OPENAI_WORDS: dict[FailureKind, tuple[int, str, str | None]] = {
     FailureKind.METHOD_NOT_ALLOWED: (405, "invalid_request_error", "method_not_allowed"),
     FailureKind.BODY_TOO_LARGE: (413, "invalid_request_error", "body_too_large"),
     FailureKind.UNSUPPORTED_MEDIA_TYPE: (415, "invalid_request_error", "unsupported_media_type"),
+    FailureKind.RATE_LIMITED: (429, "rate_limit_error", "rate_limit_exceeded"),
     FailureKind.OVERLOADED: (429, "rate_limit_error", "rate_limit_exceeded"),
     FailureKind.CANCELLED: (499, "invalid_request_error", "cancelled"),
     FailureKind.INTERNAL: (500, "server_error", "internal_error"),
@@ -81,7 +82,11 @@ def retry_headers(failure: Failure) -> tuple[tuple[str, str], ...]:
     """What tells a client whether, and when, to come back. SDKs retry 429 and 5xx by themselves unless told not to."""
     match failure.kind:
         case (
-            FailureKind.OVERLOADED | FailureKind.CACHE_UNAVAILABLE | FailureKind.WORKER_DIED | FailureKind.SHUTTING_DOWN
+            FailureKind.RATE_LIMITED
+            | FailureKind.OVERLOADED
+            | FailureKind.CACHE_UNAVAILABLE
+            | FailureKind.WORKER_DIED
+            | FailureKind.SHUTTING_DOWN
         ):
             return _come_back(failure.retry_after_seconds or _DEFAULT_RETRY_SECONDS)
         case FailureKind.MODEL_UNAVAILABLE | FailureKind.OUT_OF_MEMORY:

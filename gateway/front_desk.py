@@ -160,6 +160,7 @@ class FrontDesk:
             key_next_seconds=self._ends.next_of_key(caller.key_name, now),
             class_next_seconds=self._ends.next_of_class(latency_class, now),
             day_left_seconds=day_left_seconds(unix_now),
+            unix_now=unix_now,
         )
 
     def _loading(self) -> dict[ModelName, Loading]:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from gateway.auth import Admitted, House, Knock, admit, echoed_request_id
 from gateway.config import Settings
-from gateway.error_answers import openai_error
+from gateway.error_envelopes import SpokenApi, error_answer, spoken_api
 from gateway.http_errors import unexpected_failure
 from gateway.keys import Keyring, match_key
 from protocol.failures import Failure, FailureKind
@@ -70,6 +70,7 @@ class Gate:
 
     `log_fields` takes what a route measured, for the request's line in the log: numbers and words of ours only.
     `request_id` is always our own and unique; the header `x-request-id` repeats the client's, if it sent a sane one.
+    Clients of Anthropic's API find our own in the header `request-id`, as they expect.
     `path` is as it was asked for: the router tidies slashes away in its own.
     """
 
@@ -109,7 +110,8 @@ class Gate:
             headers=tuple((name.lower(), value) for name, value in scope["headers"]),
         )
         client_id = echoed_request_id(knock.values(b"x-request-id"))
-        answer = _Answer(send, request_id=client_id or request_id)
+        api = spoken_api(knock.path, {name for name, _ in knock.headers})
+        answer = _Answer(send, request_id=request_id, shown_id=client_id or request_id, api=api)
         verdict = self._decide(knock)
         match verdict:
             case Admitted():
@@ -169,9 +171,13 @@ class Gate:
 class _Answer:
     """Watches one answer go out, and names the request in its headers."""
 
-    def __init__(self, send: Send, *, request_id: str) -> None:
+    def __init__(self, send: Send, *, request_id: RequestId, shown_id: str, api: SpokenApi) -> None:
         self._send = send
-        self._request_id = request_id.encode()
+        self._request_id = request_id
+        self._api: SpokenApi = api
+        self._headers = [(b"x-request-id", shown_id.encode())]
+        if api == "anthropic":
+            self._headers.append((b"request-id", request_id.encode()))
         self.status: int | None = None
         self.sent_bytes = 0
 
@@ -179,13 +185,13 @@ class _Answer:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             kept = [(name, value) for name, value in message["headers"] if name.lower() != b"x-request-id"]
-            message["headers"] = [*kept, (b"x-request-id", self._request_id)]
+            message["headers"] = [*kept, *self._headers]
         elif message["type"] == "http.response.body":
             self.sent_bytes += len(message.get("body", b""))
         await self._send(message)
 
     async def send_failure(self, failure: Failure) -> None:
-        answer = openai_error(failure)
+        answer = error_answer(failure, api=self._api, request_id=self._request_id)
         headers = [(name.encode(), value.encode()) for name, value in answer.headers]
         headers.append((b"content-length", str(len(answer.body)).encode()))
         if failure.kind is FailureKind.BODY_TOO_LARGE:

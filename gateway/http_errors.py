@@ -1,4 +1,4 @@
-"""What Litestar refuses and what a handler raises, as answers in OpenAI's envelope."""
+"""What Litestar refuses and what a handler raises, as answers in the envelope of the API that was called."""
 
 import traceback
 from collections.abc import Callable
@@ -8,8 +8,10 @@ import structlog
 from litestar import Request, Response
 from litestar.exceptions import HTTPException
 
-from gateway.error_answers import ErrorAnswer, openai_error
+from gateway.error_answers import ErrorAnswer
+from gateway.error_envelopes import error_answer, spoken_api
 from protocol.failures import Failure, FailureKind
+from protocol.ids import RequestId
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -49,14 +51,22 @@ def _refused_by_litestar(request: Request[Any, Any, Any], error: Exception) -> R
     if not isinstance(error, HTTPException) or error.status_code not in _WORDS_OF_STATUS:
         return _raised(request, error)
     kind, message = _WORDS_OF_STATUS[error.status_code]
-    answer = openai_error(Failure(kind=kind, message=message))
+    answer = _told(request, Failure(kind=kind, message=message))
     allowed = {name: value for name, value in (error.headers or {}).items() if name.lower() == "allow"}
     return _response(answer, extra_headers=allowed)
 
 
 def _raised(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    request_id = str(request.scope["state"].get("request_id", "unknown"))
-    return _response(openai_error(unexpected_failure(error, request_id)), extra_headers={})
+    return _response(_told(request, unexpected_failure(error, _request_id(request))), extra_headers={})
+
+
+def _told(request: Request[Any, Any, Any], failure: Failure) -> ErrorAnswer:
+    api = spoken_api(request.scope["path"], {name.lower() for name, _ in request.scope["headers"]})
+    return error_answer(failure, api=api, request_id=_request_id(request))
+
+
+def _request_id(request: Request[Any, Any, Any]) -> RequestId:
+    return RequestId(str(request.scope["state"].get("request_id", "unknown")))
 
 
 def _response(answer: ErrorAnswer, *, extra_headers: dict[str, str]) -> Response[bytes]:
@@ -67,4 +77,5 @@ def _response(answer: ErrorAnswer, *, extra_headers: dict[str, str]) -> Response
 OPENAI_EXCEPTION_HANDLERS: dict[
     int | type[Exception], Callable[[Request[Any, Any, Any], Exception], Response[bytes]]
 ] = {HTTPException: _refused_by_litestar, Exception: _raised}
-"""For the app: whatever Litestar refuses, and whatever a handler raises, leaves in OpenAI's envelope."""
+"""For the app: whatever Litestar refuses, and whatever a handler raises, leaves in OpenAI's envelope, or in
+Anthropic's on that API's routes."""

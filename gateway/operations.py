@@ -13,8 +13,9 @@ from litestar.exceptions import NotAuthorizedException
 from litestar.handlers import BaseRouteHandler
 from msgspec import UNSET, Struct, UnsetType
 
+from gateway.anthropic.models import ModelInfo, model_info, model_page
 from gateway.catalog import Catalog, ModelEntry
-from gateway.error_answers import openai_error
+from gateway.error_envelopes import SpokenApi, error_answer, spoken_api
 from gateway.status import (
     AdminModel,
     AdminStatus,
@@ -26,10 +27,12 @@ from gateway.status import (
 )
 from protocol.failures import Failure, FailureKind
 from protocol.generation import Capability, Ready
-from protocol.ids import ModelName
+from protocol.ids import ModelName, RequestId
 from protocol.model_kind import capabilities_of
 
 _MODELS_PREFIX = "/v1/models/"
+
+Asking = Request[object, object, State]
 
 
 class Health(Struct, frozen=True, kw_only=True):
@@ -104,10 +107,7 @@ def readiness(status: ServiceStatus) -> Readiness:
 def model_object(entry: ModelEntry, status: ModelStatus | None, *, context_limit: int | None) -> ModelObject:
     """One model as `/v1/models` shows it. `context_limit` is the operator's own, below the model's."""
     limits = None if status is None else status.limits
-    if limits is not None:
-        context: int | None = limits.context_tokens
-    else:
-        context = min((limit for limit in (entry.context_tokens, context_limit) if limit is not None), default=None)
+    context = _context_tokens(entry, status, context_limit)
     shown = UNSET if context is None else context
     reuse = (
         ReuseObject(available=None, reason="known once the model is loaded")
@@ -125,6 +125,23 @@ def model_object(entry: ModelEntry, status: ModelStatus | None, *, context_limit
         max_input_tokens=shown,
         capabilities=_capabilities(entry, limits),
     )
+
+
+def anthropic_model(entry: ModelEntry, status: ModelStatus | None, *, context_limit: int | None) -> ModelInfo:
+    """The same for clients of Anthropic's API."""
+    limits = None if status is None else status.limits
+    return model_info(
+        entry.name,
+        created_unix=entry.created_unix,
+        context_tokens=_context_tokens(entry, status, context_limit),
+        capabilities=None if limits is None else limits.capabilities,
+    )
+
+
+def _context_tokens(entry: ModelEntry, status: ModelStatus | None, context_limit: int | None) -> int | None:
+    if status is not None and status.limits is not None:
+        return status.limits.context_tokens
+    return min((limit for limit in (entry.context_tokens, context_limit) if limit is not None), default=None)
 
 
 def admin_status(entries: tuple[ModelEntry, ...], status: ServiceStatus, gateway: GatewayStatus) -> AdminStatus:
@@ -191,6 +208,11 @@ def operations_router(*, catalog: Catalog, status_source: StatusSource, context_
     """`context_limit` is the operator's `worker.context_tokens`."""
     started = time.monotonic()
 
+    @route("/", http_method=["GET", "HEAD"])
+    async def root() -> Response[bytes]:
+        """That somebody is there, and nothing else."""
+        return Response(b"", media_type="text/plain")
+
     @route("/health", http_method=["GET", "HEAD"])
     async def health() -> Health:
         return Health()
@@ -201,33 +223,32 @@ def operations_router(*, catalog: Catalog, status_source: StatusSource, context_
         return Response(answer, status_code=200 if answer.status == "ready" else 503)
 
     @route("/v1/models", http_method=["GET", "HEAD"])
-    async def list_models() -> ModelList:
+    async def list_models(request: Asking) -> Response[bytes]:
         processes = {model.name: model for model in status_source.status().models}
-        return ModelList(
-            data=tuple(
-                model_object(entry, processes.get(entry.name), context_limit=context_limit)
-                for entry in catalog.entries()
-            )
-        )
+        entries = [(entry, processes.get(entry.name)) for entry in catalog.entries()]
+        if _api(request) == "anthropic":
+            infos = [anthropic_model(entry, status, context_limit=context_limit) for entry, status in entries]
+            page = model_page(infos, dict(request.query_params.items()))
+            return _failed(request, page) if isinstance(page, Failure) else _json(page)
+        objects = (model_object(entry, status, context_limit=context_limit) for entry, status in entries)
+        return _json(ModelList(data=tuple(objects)))
 
     @route(_MODELS_PREFIX + "{model_id:path}", http_method=["GET", "HEAD"])
-    async def retrieve_model(request: Request[object, object, State]) -> Response[bytes]:
+    async def retrieve_model(request: Asking) -> Response[bytes]:
         # Not the path parameter: Litestar folds slashes in it, and a name must match exactly or not at all.
         asked: str = request.scope["state"]["path"]
         name = asked.removeprefix(_MODELS_PREFIX)
         entry = catalog.find(name)
         if entry is None:
-            answer = openai_error(
-                Failure(
-                    kind=FailureKind.MODEL_NOT_FOUND,
-                    message="There is no model of this id. GET /v1/models lists the ids.",
-                    param="model",
-                )
+            failure = Failure(
+                kind=FailureKind.MODEL_NOT_FOUND,
+                message="There is no model of this id. GET /v1/models lists the ids.",
+                param="model",
             )
-            return Response(answer.body, status_code=answer.status, media_type="application/json")
+            return _failed(request, failure)
         processes = {model.name: model for model in status_source.status().models}
-        shown = model_object(entry, processes.get(entry.name), context_limit=context_limit)
-        return Response(msgspec.json.encode(shown), media_type="application/json")
+        show = anthropic_model if _api(request) == "anthropic" else model_object
+        return _json(show(entry, processes.get(entry.name), context_limit=context_limit))
 
     @get("/admin/status", guards=[requires_admin])
     async def show_status() -> AdminStatus:
@@ -236,4 +257,18 @@ def operations_router(*, catalog: Catalog, status_source: StatusSource, context_
         )
         return admin_status(catalog.entries(), status_source.status(), gateway)
 
-    return Router(path="/", route_handlers=[health, ready, list_models, retrieve_model, show_status])
+    return Router(path="/", route_handlers=[root, health, ready, list_models, retrieve_model, show_status])
+
+
+def _api(request: Asking) -> SpokenApi:
+    return spoken_api(request.scope["path"], {name.lower() for name, _ in request.scope["headers"]})
+
+
+def _json(answer: Struct) -> Response[bytes]:
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+def _failed(request: Asking, failure: Failure) -> Response[bytes]:
+    request_id: RequestId = request.scope["state"]["request_id"]
+    answer = error_answer(failure, api=_api(request), request_id=request_id)
+    return Response(answer.body, status_code=answer.status, media_type="application/json")

@@ -8,9 +8,10 @@ import structlog
 
 from gateway.explain import Explanation, explain
 from gateway.open_requests import OpenRequest
-from gateway.request_ring import RequestMarks, RequestRing
-from protocol.generation import Finished, Generate, Warm, Warmed
-from protocol.ids import Incarnation, RequestId
+from gateway.prompt_comparison import PromptComparison, compare_prompts
+from gateway.request_ring import RequestMarks, RequestRecord, RequestRing
+from protocol.generation import Finished, Generate, Queued, Warm, Warmed
+from protocol.ids import Incarnation, ModelName, RequestId
 
 _MAX_BYTES = 32 * 1024**2
 _MAX_PER_OWNER = 64
@@ -61,6 +62,19 @@ class RequestRecorder:
 
     def explain(self, owner: str, asked_id: str) -> Explanation | None:
         """Of the request with this id: ours, the answer's, or the client's own. None for everybody else's."""
+        record = self._find(owner, asked_id)
+        return None if record is None else explain(record, self._ring.before(record))
+
+    def compare(
+        self, earlier_id: str, work: Generate | Warm, queued: Queued | None, *, model: ModelName
+    ) -> PromptComparison | None:
+        """This request's prompt with that of its owner's earlier one, by any of its ids. None: nothing is kept here."""
+        if not self._is_on:
+            return None
+        mine = self._marks.prompt(work, queued, model=model)
+        return compare_prompts(mine, self._find(work.cache.owner, earlier_id))
+
+    def _find(self, owner: str, asked_id: str) -> RequestRecord | None:
         now = self._clock()
         bare = asked_id
         for prefix in _ID_PREFIXES:
@@ -68,7 +82,7 @@ class RequestRecorder:
         for request_id in (RequestId(f"req_{bare}"), self._client_ids.get((owner, asked_id))):
             record = self._ring.find(owner, request_id, now=now) if request_id is not None else None
             if record is not None:
-                return explain(record, self._ring.before(record))
+                return record
         return None
 
     def forget(self, owner: str) -> None:

@@ -53,24 +53,30 @@ class MessageMark(Struct, frozen=True, kw_only=True):
     head: HeadMark | None = None
 
 
-class RequestRecord(Struct, frozen=True, kw_only=True):
-    """A finished request. `scope` tells narrowed scopes of one owner apart; `grains` are the marks, end to end.
+class PromptMarks(Struct, frozen=True, kw_only=True):
+    """A prompt. `scope` tells narrowed scopes of one owner apart; `grains` are the marks, end to end.
 
-    `rendering` stands for what else the chat template was given.
+    `tools` stands for its tools in their order, `rendering` for what else the chat template was given.
     """
 
-    request_id: RequestId
-    owner: str
     scope: bytes
     model: ModelName
-    incarnation: Incarnation
-    finished_at: float
-    finished_unix: float
-    prompt_tokens: int
+    tools: bytes
     rendering: bytes
     messages: tuple[MessageMark, ...]
     message_starts: tuple[int, ...]
     grains: bytes
+
+
+class RequestRecord(PromptMarks, frozen=True, kw_only=True):
+    """A finished request."""
+
+    request_id: RequestId
+    owner: str
+    incarnation: Incarnation
+    finished_at: float
+    finished_unix: float
+    prompt_tokens: int
     cache: CacheReport
 
     @property
@@ -86,6 +92,18 @@ class RequestMarks:
         self._secret = secret
         self._heads: OrderedDict[bytes, HeadMark] = OrderedDict()
 
+    def prompt(self, command: Generate | Warm, queued: Queued | None, *, model: ModelName) -> PromptMarks:
+        """What there is to know of a prompt before its request has ended."""
+        return PromptMarks(
+            scope=self._mark(command.cache.scope),
+            model=model,
+            tools=self._tools(command),
+            rendering=self._rendering(command),
+            messages=self._messages(command),
+            message_starts=queued.message_starts if queued else (),
+            grains=b"".join(grain_mark(grain) for grain in queued.grains) if queued else b"",
+        )
+
     def record(
         self,
         command: Generate | Warm,
@@ -98,21 +116,27 @@ class RequestMarks:
         unix_now: float,
     ) -> RequestRecord:
         """What to remember of a request that ended well."""
+        prompt = self.prompt(command, queued, model=model)
         return RequestRecord(
             request_id=command.request_id,
             owner=command.cache.owner,
-            scope=self._mark(command.cache.scope),
-            model=model,
+            scope=prompt.scope,
+            model=prompt.model,
+            tools=prompt.tools,
             incarnation=incarnation,
             finished_at=now,
             finished_unix=unix_now,
             prompt_tokens=end.usage.prompt_tokens if isinstance(end, Finished) else end.prompt_tokens,
-            rendering=self._rendering(command),
-            messages=self._messages(command),
-            message_starts=queued.message_starts if queued else (),
-            grains=b"".join(grain_mark(grain) for grain in queued.grains) if queued else b"",
+            rendering=prompt.rendering,
+            messages=prompt.messages,
+            message_starts=prompt.message_starts,
+            grains=prompt.grains,
             cache=end.cache,
         )
+
+    def _tools(self, command: Generate | Warm) -> bytes:
+        tools = command.prompt.tools if isinstance(command.prompt, ChatPrompt) else ()
+        return self._mark(msgspec.msgpack.encode(tools))
 
     def _rendering(self, command: Generate | Warm) -> bytes:
         match command.prompt:
@@ -256,12 +280,12 @@ def common_grains(one: bytes, other: bytes) -> int:
     return low
 
 
-def common_tokens(one: RequestRecord, other: RequestRecord) -> int:
+def common_tokens(one: PromptMarks, other: PromptMarks) -> int:
     """The tokens that both prompts begin with, to the grain."""
     return common_grains(one.grains, other.grains) * GRAIN_TOKENS
 
 
-def common_messages(one: RequestRecord, other: RequestRecord) -> int:
+def common_messages(one: PromptMarks, other: PromptMarks) -> int:
     """How many messages both begin with."""
     count = 0
     for mine, theirs in zip(one.messages, other.messages, strict=False):

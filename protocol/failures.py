@@ -32,6 +32,8 @@ class FailureKind(enum.StrEnum):
     """The request's body is over the limit."""
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     """The body is not plain JSON."""
+    RATE_LIMITED = "rate_limited"
+    """The key's own limit is reached; coming back later helps."""
     OVERLOADED = "overloaded"
     """A queue is full; coming back later helps."""
     MODEL_UNAVAILABLE = "model_unavailable"

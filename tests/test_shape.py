@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway import http_errors
+from gateway.error_envelopes import error_answer
 from protocol.failures import Failure, FailureKind
+from protocol.ids import RequestId
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("protocol", "gateway", "worker", "cachestore")
@@ -76,10 +77,11 @@ def test_no_test_sleeps(path: Path) -> None:
 
 @pytest.mark.parametrize("kind", FailureKind)
 def test_every_failure_has_an_answer(kind: FailureKind) -> None:
-    """A kind without a status would be a crash in an error path."""
-    answer = http_errors.openai_error(Failure(kind=kind, message="m"))
+    """A kind without a status, in either API's words, would be a crash in an error path."""
+    for api in ("openai", "anthropic"):
+        answer = error_answer(Failure(kind=kind, message="m"), api=api, request_id=RequestId("req_1"))
 
-    assert 400 <= answer.status < 600
+        assert 400 <= answer.status < 600
 
 
 def test_the_lock_names_no_address_and_no_torch() -> None:

@@ -59,13 +59,14 @@ def refused(load: Load, limits: KeyLimits, latency_class: LatencyClass = STANDAR
     ],
 )
 def test_the_refusal_names_the_limit(load: Load, limits: KeyLimits, named: str | None) -> None:
-    """Which limit, whose, and when to come back; nothing else is a reason."""
+    """Which limit, whose (a key's own is another kind), and when to come back; nothing else is a reason."""
     failure = refused(load, limits)
     if named is None:
         assert failure is None
         return
     assert failure is not None
-    assert failure.kind is FailureKind.OVERLOADED
+    of_key = named != "max_queued_standard 10"
+    assert failure.kind is (FailureKind.RATE_LIMITED if of_key else FailureKind.OVERLOADED)
     assert named in failure.message
     assert failure.retry_after_seconds is not None
     assert re.search(r"again in about \d+ s|Come back after midnight", failure.message)

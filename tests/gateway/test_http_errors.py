@@ -23,6 +23,7 @@ STATUS = {
     FailureKind.METHOD_NOT_ALLOWED: (405, "invalid_request_error", "method_not_allowed"),
     FailureKind.BODY_TOO_LARGE: (413, "invalid_request_error", "body_too_large"),
     FailureKind.UNSUPPORTED_MEDIA_TYPE: (415, "invalid_request_error", "unsupported_media_type"),
+    FailureKind.RATE_LIMITED: (429, "rate_limit_error", "rate_limit_exceeded"),
     FailureKind.OVERLOADED: (429, "rate_limit_error", "rate_limit_exceeded"),
     FailureKind.CANCELLED: (499, "invalid_request_error", "cancelled"),
     FailureKind.INTERNAL: (500, "server_error", "internal_error"),

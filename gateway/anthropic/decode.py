@@ -1,0 +1,35 @@
+"""A body's bytes → a typed request, or the Failure that names the field at fault. Pure."""
+
+from typing import Generic, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from gateway.anthropic.schema import PromptRequest
+from gateway.openai.decode import decode_plain
+from protocol.failures import Failure
+
+Body = TypeVar("Body", bound=PromptRequest)
+
+_IGNORED = frozenset({"metadata", "service_tier"})
+"""Typed fields that nothing is done with, since the answer is right without them."""
+
+
+class Decoded(Struct, Generic[Body], frozen=True, kw_only=True):
+    """A request whose types and ranges are right, and the names in it that nothing is done with."""
+
+    request: Body
+    ignored: tuple[str, ...]
+
+
+def decode(body: bytes, request_type: type[Body]) -> Decoded[Body] | Failure:
+    """Read a body. Every malformed one, whatever its bytes, is a Failure."""
+    request = decode_plain(body, request_type)
+    if isinstance(request, Failure):
+        return request
+    values = decode_plain(body, dict[str, msgspec.Raw])
+    if isinstance(values, Failure):
+        return values
+    honoured = set(request_type.__struct_fields__) - _IGNORED
+    ignored = [name for name, value in values.items() if bytes(value) != b"null" and name not in honoured]
+    return Decoded(request=request, ignored=tuple(ignored))

@@ -1,0 +1,36 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+import secrets
+
+from litestar import Router, post
+from litestar.types import ASGIApp
+
+from gateway.answering import Answering
+from gateway.anthropic.counting import count_tokens_app
+from gateway.anthropic.dialect import Comparing, MessagesDialect
+from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS
+from gateway.ports import Generator, ModelLookup
+
+
+def anthropic_router(
+    answering: Answering,
+    generator: Generator,
+    models: ModelLookup,
+    *,
+    earlier: Comparing | None,
+    max_body_bytes: int,
+) -> Router:
+    """The routes of Anthropic's API. `earlier` remembers prompts for cache diagnostics."""
+    dialect = MessagesDialect(secret=secrets.token_bytes(32), earlier=earlier)
+
+    @post("/", status_code=200)
+    async def messages() -> ASGIApp:
+        """Anthropic Messages."""
+        return answering.app(dialect)
+
+    @post("/count_tokens", status_code=200)
+    async def count_tokens() -> ASGIApp:
+        """How many tokens a prompt has."""
+        return count_tokens_app(generator, models, max_body_bytes=max_body_bytes)
+
+    return Router("/v1/messages", route_handlers=[messages, count_tokens], exception_handlers=OPENAI_EXCEPTION_HANDLERS)
