@@ -8,9 +8,9 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gateway.anthropic.refusal import invalid, unsupported
 from gateway.anthropic.schema import Block, CacheControl, Message, PromptRequest, Source, Ttl
-from gateway.plain_json import why_not_plain
+from gateway.openai.json_values import plain
+from gateway.openai.refusals import invalid, unsupported
 from gateway.volatile_heads import without_volatile_head
 from protocol.generation import ChatMessage, ToolCall
 
@@ -244,11 +244,8 @@ def _call(building: _Building, block: Block, at: str) -> ToolCall:
     call_id, name = _required(block.id, f"{at}.id"), _required(block.name, f"{at}.name")
     if block.input is None:
         raise invalid(f"{at}.input", "is required. Send the call's arguments as an object.")
-    wrong = why_not_plain(block.input)
-    if wrong is not None:
-        raise invalid(f"{at}.input", wrong)
     building.call_names[call_id] = name
-    return ToolCall(id=call_id, name=name, arguments=block.input)
+    return ToolCall(id=call_id, name=name, arguments=plain(block.input, f"{at}.input"))
 
 
 def _document_text(block: Block) -> str | None:

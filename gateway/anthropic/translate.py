@@ -8,7 +8,6 @@ import msgspec
 from msgspec import Struct
 
 from gateway.anthropic.conversation import CacheMark, Conversation, conversation
-from gateway.anthropic.refusal import Refusal, invalid
 from gateway.anthropic.schema import (
     THINKING_BUDGET_MIN,
     MessagesRequest,
@@ -16,7 +15,8 @@ from gateway.anthropic.schema import (
     PromptRequest,
     ToolDefinition,
 )
-from gateway.plain_json import why_not_plain
+from gateway.openai.json_values import plain
+from gateway.openai.refusals import Refusal, invalid
 from protocol.failures import Failure
 from protocol.generation import CacheUse, ChatPrompt, Generate, Pin, Warm
 from protocol.ids import RequestId
@@ -57,6 +57,8 @@ def messages_to_work(
             pin = _pin(request.model, prompt, cache, spoken.marks)
             work: Generate | Warm = Warm(request_id=request_id, prompt=prompt, cache=cache, pin=pin)
         else:
+            if output_format is not None and tool_use is not None and tool_use.choice == "required":
+                raise invalid("tool_choice", "forces a call, and the format says what the text must be. Send only one.")
             default = Sampling()
             work = Generate(
                 request_id=request_id,
@@ -127,12 +129,12 @@ def _client_tools(request: PromptRequest) -> tuple[Tool, ...]:
             raise invalid(f"{where}.name", "is required. Name the tool.")
         if tool.input_schema is None:
             raise invalid(f"{where}.input_schema", "is required. Send the tool's JSON schema.")
-        wrong = why_not_plain(tool.input_schema)
-        if wrong is not None:
-            raise invalid(f"{where}.input_schema", wrong)
+        parameters = plain(tool.input_schema, f"{where}.input_schema")
+        if parameters.get("type", "object") != "object":
+            raise invalid(f"{where}.input_schema", "must be the JSON schema of an object. Set its `type` to `object`.")
         if any(tool.name == other.name for other in tools):
             raise invalid(f"{where}.name", "is another tool's name, too. Give each tool its own.")
-        tools.append(Tool(name=tool.name, description=tool.description or "", parameters=tool.input_schema))
+        tools.append(Tool(name=tool.name, description=tool.description or "", parameters=parameters))
     return tuple(tools)
 
 
@@ -212,9 +214,7 @@ def _output_format(request: PromptRequest) -> OutputFormat | None:
     config = request.output_config
     found = request.output_format if config is None or config.format is None else config.format
     if found is not None:
-        wrong = why_not_plain(found.schema)
-        if wrong is not None:
-            raise invalid("output_config.format.schema", wrong)
+        plain(found.schema, "output_config.format.schema")
     return found
 
 
