@@ -35,6 +35,9 @@ from protocol.generation import (
     SetBudget,
     TextPrompt,
     Timings,
+    Tokenize,
+    Tokenized,
+    TokenizerReady,
     Unpin,
     Usage,
     WorkerCommand,
@@ -182,6 +185,26 @@ class NeverReady(EchoWorker):
         self.hello(PROTOCOL_VERSION)
 
 
+class AnswersEarly(EchoWorker):
+    """Its tokenizer is there, its weights never are. Asked for the tokens of `die`, it dies."""
+
+    def introduce(self) -> None:
+        self.hello(PROTOCOL_VERSION)
+        self.peer.send(TokenizerReady())
+
+    def obey(self, command: WorkerCommand | MalformedMessage) -> None:
+        match command:
+            case Tokenize(request_id=request_id, prompt=TextPrompt(text=text)):
+                if text == "die":
+                    os._exit(3)
+                token_ids = tuple(range(len(text)))
+                self.peer.send(
+                    Tokenized(request_id=request_id, token_ids=token_ids, tokens=tuple(text), context_tokens=1000)
+                )
+            case _:
+                super().obey(command)
+
+
 class HangsMidStep(EchoWorker):
     def generate(self, request_id: RequestId, text: str) -> None:
         self.peer.send(Delta(request_id=request_id, text="la ", tokens=1))
@@ -254,6 +277,7 @@ WORKERS: dict[str, Callable[[WorkerPeer, WorkerLaunch], EchoWorker]] = {
     "broken_folder": BrokenFolder,
     "dies_mid_stream": DiesMidStream,
     "never_ready": NeverReady,
+    "answers_early": AnswersEarly,
     "hangs_mid_step": HangsMidStep,
     "hangs_and_ignores_sigterm": HangsAndIgnoresSigterm,
     "ignores_sigterm": IgnoresSigterm,

@@ -1,11 +1,13 @@
 """What a worker, and the service around it, answers while the weights are still loading."""
 
+import asyncio
 import os
 import shutil
 from pathlib import Path
 
 import pytest
 
+from gateway.dispatch import Dispatch
 from protocol.failures import FailureKind
 from protocol.generation import (
     ChatMessage,
@@ -21,8 +23,9 @@ from protocol.generation import (
     Tokenized,
     TokenizerReady,
 )
-from protocol.ids import RequestId
+from protocol.ids import ModelName, RequestId
 from tests.processes.running_worker import Start, WorkerProcess
+from tests.processes.serving import DEADLINE_SECONDS, serving, settings_for, status_of, submit, until
 
 SLOW_WORKER = (str(Path(__file__).parent / "slow_loading_worker.py"),)
 
@@ -72,3 +75,39 @@ def test_an_id_that_is_no_token_is_refused_by_its_place(start: Start, script_mod
     worker.send(Detokenize(request_id=RequestId("bad"), token_ids=(1, 2, 10_000_000)))
     failed = worker.next(Failed)
     assert (failed.failure.kind, failed.failure.param) == (FailureKind.INVALID_REQUEST, "tokens[2]")
+
+
+# --- through dispatch -------------------------------------------------------------------------------------------------
+
+
+async def ask_tokens(dispatch: Dispatch, name: str, text: str, model: str = "answers_early") -> Tokenized | Failed:
+    """The one event that the reply consists of."""
+    asked = Tokenize(request_id=RequestId(name), prompt=TextPrompt(text=text))
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        (event,) = [event async for event in dispatch.submit(ModelName(model), asked)]
+    assert isinstance(event, Tokenized | Failed)
+    return event
+
+
+async def test_a_question_of_tokens_does_not_wait_for_the_load(runtime_directory: Path) -> None:
+    """It starts the load, goes past a generation that waits for its end, and is answered before it."""
+    async with serving(settings_for(runtime_directory)) as dispatch:
+        assert isinstance(await ask_tokens(dispatch, "first", "a"), Tokenized)
+        waiting = submit(dispatch, "answers_early")
+        await until(lambda: status_of(dispatch, "answers_early").waiting_requests > 0)
+        tokenized = await ask_tokens(dispatch, "second", "abc")
+        assert isinstance(tokenized, Tokenized)
+        assert tokenized.tokens == ("a", "b", "c")
+        status = status_of(dispatch, "answers_early")
+        assert (status.state, status.incarnation, status.waiting_requests) == ("starting", 1, 1)
+        assert waiting.events == []
+
+
+async def test_a_death_over_a_question_of_tokens_ends_it_once(runtime_directory: Path) -> None:
+    """The next process may try it; when that dies over it as well, the client is told, and others are still served."""
+    async with serving(settings_for(runtime_directory)) as dispatch:
+        assert isinstance(await ask_tokens(dispatch, "fine", "a"), Tokenized)
+        failed = await ask_tokens(dispatch, "bad", "die")
+        assert isinstance(failed, Failed)
+        assert failed.failure.kind is FailureKind.WORKER_DIED
+        assert isinstance(await ask_tokens(dispatch, "again", "a"), Tokenized)
