@@ -25,9 +25,10 @@ TOOLS = (
 )
 
 
-def ask(
-    worker: WorkerProcess, tag: str, name: str = "", tool_use: ToolUse | None = ToolUse(), **more: object
-) -> Finished:
+MANY = ToolUse()
+
+
+def ask(worker: WorkerProcess, tag: str, name: str = "", tool_use: ToolUse | None = MANY, **more: object) -> Finished:
     name = name or tag
     prompt = ChatPrompt(messages=(ChatMessage(role="user", content=tag),), tools=TOOLS if tool_use is not None else ())
     worker.generate(name, prompt, tool_use=tool_use, reasoning="split", **more)
