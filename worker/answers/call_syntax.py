@@ -31,6 +31,18 @@ HERMES = CallSyntax(
 )
 """Qwen2.5, Qwen3, Hermes, Granite 4, and every model that is told how by our own system text."""
 
+
+def json_between(opens: str, closes: str) -> CallSyntax:
+    """One call as JSON, for a family that writes something else between its markers but is read in JSON as well."""
+    return CallSyntax(
+        before_name=f'{opens}{{"name": "',
+        before_arguments='", "arguments": ',
+        after_arguments=f"}}{closes}",
+        separator="\n",
+        markers=(opens, closes),
+    )
+
+
 MISTRAL_LIST = CallSyntax(
     section_start="[TOOL_CALLS][",
     before_name='{"name": "',
@@ -127,3 +139,14 @@ HARMONY = CallSyntax(
     max_calls=1,
 )
 """gpt-oss. `<|call|>` ends its turn."""
+
+COMMAND = CallSyntax(
+    section_start="<|START_ACTION|>[",
+    before_name='{"tool_name": "',
+    before_arguments='", "parameters": ',
+    after_arguments="}",
+    separator=", ",
+    section_end="]<|END_ACTION|>",
+    markers=("<|START_ACTION|>", "<|END_ACTION|>"),
+)
+"""Command R7B and Command A."""

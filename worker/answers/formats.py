@@ -83,19 +83,27 @@ def _list_end(close: str) -> Pattern:
     return _compiled(rf"{_LIST_REST}(?:(?P<again>,)|{last})")
 
 
-def _one_end(close: str) -> Pattern:
-    return _compiled(rf"\s*\}}\s*{regex.escape(close)}")
+def _whole(
+    name: str,
+    opens: str,
+    closes: str,
+    read: Reader,
+    *,
+    value: tuple[str, str] | None = None,
+    inside: Literal["ends_itself", "needs_marker"] = "ends_itself",
+) -> CallFormat:
+    """A format that is read when its envelope is closed. `value` are the tags around a value, which may hold a marker.
 
-
-def _hermes(name: str, opens: str, closes: str) -> CallFormat:
+    Every reader is followed by that of plain JSON (see `plan`), so that a forced call can be written so.
+    """
     return CallFormat(
         name=name,
         opens=(opens,),
         closes=(closes,),
-        read=read_json_calls,
-        header=_compiled(_JSON_ITEM),
-        item_end=_one_end(closes),
-        syntax=call_syntax.HERMES if opens == "<tool_call>" else None,
+        read=read,
+        goes_on=partial(_is_open, *value) if value is not None else None,
+        inside=inside,
+        syntax=call_syntax.json_between(opens, closes),
     )
 
 
@@ -103,69 +111,54 @@ def _is_open(opens: str, closes: str, inside: str) -> bool:
     return inside.rfind(opens) > inside.rfind(closes)
 
 
-def _tagged(name: str, opens: str, closes: str, shape: tagged_calls.TaggedShape) -> CallFormat:
-    return CallFormat(name=name, opens=(opens,), closes=(closes,), read=partial(read_tagged_calls, shape))
-
-
-def _tagged_or_json(inside: str, tools: Sequence[Tool]) -> Reading | None:
-    """Models of the XML kind fall back into the JSON kind that shares its markers."""
-    return read_tagged_calls(tagged_calls.QWEN_CODER, inside, tools) or read_json_calls(inside, tools)
-
-
-def _glm_or_json(inside: str, tools: Sequence[Tool]) -> Reading | None:
-    return read_tagged_calls(tagged_calls.GLM, inside, tools) or read_json_calls(inside, tools)
-
-
-HERMES = _hermes("hermes", "<tool_call>", "</tool_call>")
-
-QWEN_CODER = CallFormat(
-    name="qwen_coder",
+HERMES = CallFormat(
+    name="hermes",
     opens=("<tool_call>",),
     closes=("</tool_call>",),
-    read=_tagged_or_json,
-    goes_on=partial(_is_open, "<parameter=", "</parameter>"),
+    read=read_json_calls,
+    header=_compiled(_JSON_ITEM),
+    item_end=_compiled(r"\s*\}\s*</tool_call>"),
+    syntax=call_syntax.HERMES,
 )
-SEED = CallFormat(
-    name="seed",
-    opens=("<seed:tool_call>",),
-    closes=("</seed:tool_call>",),
-    read=_tagged_or_json,
-    goes_on=partial(_is_open, "<parameter=", "</parameter>"),
-)
-GLM = CallFormat(
-    name="glm",
-    opens=("<tool_call>",),
-    closes=("</tool_call>",),
-    read=_glm_or_json,
-    goes_on=partial(_is_open, "<arg_value>", "</arg_value>"),
+
+_QWEN = partial(read_tagged_calls, tagged_calls.QWEN_CODER)
+_PARAMETER = ("<parameter=", "</parameter>")
+QWEN_CODER = _whole("qwen_coder", "<tool_call>", "</tool_call>", _QWEN, value=_PARAMETER)
+SEED = _whole("seed", "<seed:tool_call>", "</seed:tool_call>", _QWEN, value=_PARAMETER)
+GLM = _whole(
+    "glm",
+    "<tool_call>",
+    "</tool_call>",
+    partial(read_tagged_calls, tagged_calls.GLM),
+    value=("<arg_value>", "</arg_value>"),
     inside="needs_marker",
 )
-MINIMAX = _tagged("minimax", "<minimax:tool_call>", "</minimax:tool_call>", tagged_calls.MINIMAX)
-LONGCAT = CallFormat(
-    name="longcat",
-    opens=("<longcat_tool_call>",),
-    closes=("</longcat_tool_call>",),
-    read=partial(read_tagged_calls, tagged_calls.LONGCAT),
+LONGCAT = _whole(
+    "longcat",
+    "<longcat_tool_call>",
+    "</longcat_tool_call>",
+    partial(read_tagged_calls, tagged_calls.LONGCAT),
+    value=("<longcat_arg_value>", "</longcat_arg_value>"),
     inside="needs_marker",
 )
-DEEPSEEK_V32 = _tagged(
-    "deepseek_v32", "<｜DSML｜function_calls>", "</｜DSML｜function_calls>", tagged_calls.DEEPSEEK_V32
+MINIMAX = _whole(
+    "minimax",
+    "<minimax:tool_call>",
+    "</minimax:tool_call>",
+    partial(read_tagged_calls, tagged_calls.MINIMAX),
+    value=("<parameter name=", "</parameter>"),
+)
+DEEPSEEK_V32 = _whole(
+    "deepseek_v32",
+    "<｜DSML｜function_calls>",
+    "</｜DSML｜function_calls>",
+    partial(read_tagged_calls, tagged_calls.DEEPSEEK_V32),
+    value=("<｜DSML｜parameter name=", "</｜DSML｜parameter>"),
 )
 
-GEMMA4 = CallFormat(name="gemma4", opens=("<|tool_call>",), closes=("<tool_call|>",), read=read_gemma4_calls)
-FUNCTION_GEMMA = CallFormat(
-    name="function_gemma",
-    opens=("<start_function_call>",),
-    closes=("<end_function_call>",),
-    read=read_function_gemma_calls,
-)
-
-
-def _json_or_pythonic(inside: str, tools: Sequence[Tool]) -> Reading | None:
-    return read_pythonic_calls(inside, tools) or read_json_calls(inside, tools)
-
-
-LFM2 = CallFormat(name="lfm2", opens=("<|tool_call_start|>",), closes=("<|tool_call_end|>",), read=_json_or_pythonic)
+GEMMA4 = _whole("gemma4", "<|tool_call>", "<tool_call|>", read_gemma4_calls)
+FUNCTION_GEMMA = _whole("function_gemma", "<start_function_call>", "<end_function_call>", read_function_gemma_calls)
+LFM2 = _whole("lfm2", "<|tool_call_start|>", "<|tool_call_end|>", read_pythonic_calls)
 
 
 def _llama(inside: str, tools: Sequence[Tool]) -> Reading | None:
@@ -269,6 +262,7 @@ COMMAND = CallFormat(
     read=read_json_calls,
     header=_compiled(_COHERE_ITEM),
     item_end=_list_end("<|END_ACTION|>"),
+    syntax=call_syntax.COMMAND,
 )
 """Command R7B and Command A."""
 COMMAND_R = CallFormat(
@@ -303,7 +297,9 @@ HARMONY = CallFormat(
 
 def foreign(opens: str, closes: str) -> CallFormat:
     """A format that only mlx-lm's own parser reads."""
-    return CallFormat(name="mlx_lm", opens=(opens,), closes=(closes,) if closes else (), read=_nothing)
+    if closes:
+        return _whole("mlx_lm", opens, closes, _nothing)
+    return CallFormat(name="mlx_lm", opens=(opens,), read=_nothing)
 
 
 ForeignParser = Callable[[str, Any], Any]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from protocol.tools import Tool, ToolUse
 from worker.answers import formats
 from worker.answers.formats import CallFormat, ForeignParser
-from worker.answers.json_calls import is_json_object, mend_json_calls
+from worker.answers.json_calls import is_json_object, mend_json_calls, read_json_calls
 from worker.answers.openai_tools import openai_tool
 from worker.answers.parser import AnswerParser
 from worker.answers.readings import ReadCall, Reading, as_json
@@ -51,11 +51,11 @@ class AnswerPlan:
         )
 
     def _read(self, inside: str, how: Literal["strict", "mend"]) -> Reading | None:
-        """Our own reader, then mlx-lm's for this family, then what can be mended."""
+        """Our own reader, then plain JSON, then mlx-lm's parser of this family, then what can be mended."""
         if self.form is None:
             return None
         try:
-            reading = self.form.read(inside, self.tools)
+            reading = self.form.read(inside, self.tools) or read_json_calls(inside, self.tools)
             if reading is None and self.foreign_parser is not None:
                 reading = read_foreign(self.foreign_parser, inside, self.tools)
             if reading is None and how == "mend":

@@ -273,6 +273,32 @@ def test_an_answer_of_this_family(name: str) -> None:
     assert answer.warnings == ()
 
 
+FORMS = {recorded.form.name: recorded.form for recorded in RECORDED.values()}
+
+
+@pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.syntax is not None])
+def test_a_forced_call_is_read_back(name: str) -> None:
+    """A06: what a grammar makes of the format's syntax is a call, for every family that has one."""
+    form = FORMS[name]
+    syntax = form.syntax
+    assert syntax is not None
+    calls = [("get_weather", {"city": "Oslo"}), ("edit_file", LONG)][: syntax.max_calls]
+    written = syntax.separator.join(
+        f"{syntax.before_name}{tool}{syntax.before_arguments}{json.dumps(arguments)}{syntax.after_arguments}"
+        for tool, arguments in calls
+    )
+    answer = read(parser_of(form), f"{syntax.section_start}{written}{syntax.section_end}")
+
+    assert [(tool, json.loads(arguments)) for tool, arguments in answer.whole] == calls
+    assert (answer.text, answer.warnings) == ("", ())
+    assert all(marker in f"{syntax.section_start}{written}{syntax.section_end}" for marker in syntax.markers)
+
+
+def test_nearly_every_family_can_be_forced() -> None:
+    """The exceptions are named."""
+    assert {name for name, form in FORMS.items() if form.syntax is None} == {"command_r"}
+
+
 @pytest.mark.parametrize("name", RECORDED)
 def test_streaming_finds_the_same(name: str) -> None:
     """A01: cut at every single place, and character by character, the joined answer is the one of the whole text."""
