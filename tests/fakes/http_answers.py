@@ -7,11 +7,27 @@ from typing import Any
 
 import httpx
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tests.fakes.live_service import LiveService
 
+_FINISHES = ("stop", "length", "tool_calls")
+
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+
+
+class Call(Struct, frozen=True, kw_only=True):
+    """A tool call. `arguments` is the string that the client gets."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+    @property
+    def said(self) -> tuple[str, str]:
+        """What both modes must agree on; ids are made anew each time."""
+        return self.name, self.arguments
 
 
 class Answer(Struct, frozen=True, kw_only=True):
@@ -19,6 +35,9 @@ class Answer(Struct, frozen=True, kw_only=True):
 
     status: int
     text: str = ""
+    reasoning: str = ""
+    calls: tuple[Call, ...] = ()
+    warnings: tuple[str, ...] = ()
     finish: str | None = None
     model: str | None = None
     usage: dict[str, Any] | None = None
@@ -94,11 +113,19 @@ def ask_whole(client: httpx.Client, request: dict[str, Any], *, path: str = CHAT
     if response.status_code != 200:
         return Answer(status=response.status_code, error=_envelope(document), headers=headers)
     (choice,) = document["choices"]
-    text = choice["message"]["content"] if "message" in choice else choice["text"]
-    assert choice["finish_reason"] in ("stop", "length")
+    message = choice.get("message", {"content": choice.get("text")})
+    calls = tuple(
+        Call(call_id=call["id"], name=call["function"]["name"], arguments=call["function"]["arguments"])
+        for call in message.get("tool_calls", ())
+    )
+    assert choice["finish_reason"] in _FINISHES
+    assert isinstance(message["content"], str) or calls
     return Answer(
         status=200,
-        text=text,
+        text=message["content"] or "",
+        reasoning=message.get("reasoning_content", ""),
+        calls=calls,
+        warnings=tuple(document.get("mlxd", {}).get("warnings", ())),
         finish=choice["finish_reason"],
         model=document["model"],
         usage=document["usage"],
@@ -125,6 +152,7 @@ def ask_stream(client: httpx.Client, request: dict[str, Any], *, path: str = CHA
     if path == CHAT:
         assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     usage = None
+    last_of_all = chunks[-1]
     if asked["stream_options"] == {"include_usage": True}:
         *chunks, last = chunks
         assert last["choices"] == []
@@ -133,13 +161,17 @@ def ask_stream(client: httpx.Client, request: dict[str, Any], *, path: str = CHA
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     assert len(choices) == len(chunks)
     finishes = [choice["finish_reason"] for choice in choices]
-    assert finishes[-1] in ("stop", "length")
+    assert finishes[-1] in _FINISHES
     assert finishes[:-1] == [None] * (len(finishes) - 1)
     pieces = [_piece(choice) for choice in choices]
-    assert [piece for piece in pieces if "\ufffd" in piece or _has_surrogate(piece)] == []
+    thoughts = [choice.get("delta", {}).get("reasoning_content", "") for choice in choices]
+    assert [piece for piece in (*pieces, *thoughts) if "\ufffd" in piece or _has_surrogate(piece)] == []
     return Answer(
         status=200,
         text="".join(pieces),
+        reasoning="".join(thoughts),
+        calls=_streamed_calls(choices),
+        warnings=tuple(last_of_all.get("mlxd", {}).get("warnings", ())),
         finish=finishes[-1],
         model=chunks[0]["model"],
         usage=usage,
@@ -151,13 +183,17 @@ def ask(client: httpx.Client, request: dict[str, Any], *, path: str = CHAT) -> A
     """Ask twice, whole and as a stream: the two must say the same. Gives the whole one."""
     whole = ask_whole(client, request, path=path)
     stream = ask_stream(client, request, path=path)
-    said_whole = (whole.status, whole.text, whole.finish, whole.model, whole.error)
-    said_in_stream = (stream.status, stream.text, stream.finish, stream.model, stream.error)
-    assert said_in_stream == said_whole, f"{said_in_stream} != {said_whole}"
+    assert _said(stream) == _said(whole), f"{_said(stream)} != {_said(whole)}"
     if stream.usage is not None and whole.usage is not None:
         assert stream.completion_tokens == whole.completion_tokens
         assert stream.prompt_tokens == whole.prompt_tokens
     return whole
+
+
+def _said(answer: Answer) -> tuple[object, ...]:
+    calls = [call.said for call in answer.calls]
+    said = (answer.status, answer.text, answer.reasoning, calls, answer.warnings)
+    return (*said, answer.finish, answer.model, answer.error)
 
 
 def assert_serves(service: LiveService, model: str, *, key: str | None = None) -> None:
@@ -174,6 +210,22 @@ def _envelope(document: dict[str, Any]) -> dict[str, Any]:
     error = document["error"]
     assert error.keys() == {"message", "type", "param", "code"}
     return error
+
+
+def _streamed_calls(choices: list[dict[str, Any]]) -> tuple[Call, ...]:
+    """A02, as the SDKs add pieces up: each call begins once, with the next index; its pieces hold arguments only."""
+    calls: list[Call] = []
+    for choice in choices:
+        for piece in choice.get("delta", {}).get("tool_calls", ()):
+            function = piece["function"]
+            if piece["index"] == len(calls):
+                assert piece["type"] == "function"
+                calls.append(Call(call_id=piece["id"], name=function["name"], arguments=function["arguments"]))
+                continue
+            assert piece["index"] == len(calls) - 1, "a call went on after another had begun"
+            assert (piece.keys(), function.keys()) == ({"index", "function"}, {"arguments"})
+            calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + function["arguments"])
+    return tuple(calls)
 
 
 def _piece(choice: dict[str, Any]) -> str:
