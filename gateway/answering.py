@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from gateway import sse
 from gateway.answer_parts import Collected, Parts
-from gateway.dialects import Accepted, Asked, Dialect, Header, Rendering, names_header
+from gateway.dialects import CONSTRAINT_FIELD, Accepted, Asked, Dialect, Header, Rendering, names_header
 from gateway.error_answers import ErrorAnswer
 from gateway.front_desk import FrontDesk, Place
 from gateway.http_errors import unexpected_failure
@@ -230,7 +230,7 @@ class Answering:
             seconds = self._patience.headers_seconds
             await asyncio.wait({opening, disconnected}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if opening.done() and (failed := opening.result().failure) is not None:
-                failure = pointing_at(dialect.prompt_field, failed)
+                failure = pointing_at(dialect.prompt_field, failed, accepted.constraint_field)
                 await send_error(send, dialect.error(failure, asked.request_id), headers)
                 return
             if disconnected.done():
@@ -238,7 +238,14 @@ class Answering:
             rendering = dialect.rendering(accepted, asked)
             await sse.send_stream(
                 send,
-                _encoded(rendering, opening, place, request_id=asked.request_id, prompt_field=dialect.prompt_field),
+                _encoded(
+                    rendering,
+                    opening,
+                    place,
+                    request_id=asked.request_id,
+                    prompt_field=dialect.prompt_field,
+                    constraint_field=accepted.constraint_field,
+                ),
                 headers=headers,
                 disconnected=disconnected,
                 keepalive_seconds=self._patience.keepalive_seconds,
@@ -261,7 +268,7 @@ class Answering:
         if answers is None:
             return
         if isinstance(answers, Failure):
-            failure = pointing_at(dialect.prompt_field, answers)
+            failure = pointing_at(dialect.prompt_field, answers, accepted.constraint_field)
             await send_error(send, dialect.error(failure, asked.request_id), headers)
             return
         body = dialect.rendering(accepted, asked).whole(answers)
@@ -299,8 +306,10 @@ async def unless_disconnected(
         task.cancel()
 
 
-def pointing_at(prompt_field: str, failure: Failure) -> Failure:
-    """The worker does not know how this API names the prompt."""
+def pointing_at(prompt_field: str, failure: Failure, constraint_field: str = CONSTRAINT_FIELD) -> Failure:
+    """The worker does not know how this API names the prompt, nor where a client said what the answer must be."""
+    if failure.param == CONSTRAINT_FIELD:
+        return replace(failure, param=constraint_field)
     if failure.kind is FailureKind.CONTEXT_LENGTH_EXCEEDED:
         return replace(failure, param=prompt_field)
     return failure
@@ -329,6 +338,7 @@ async def _encoded(
     *,
     request_id: RequestId,
     prompt_field: str,
+    constraint_field: str,
 ) -> AsyncIterator[bytes]:
     """The stream's bytes. After the status line even a fault of ours can only be told in an event."""
     try:
@@ -336,7 +346,7 @@ async def _encoded(
         async for choice, event in _all_events(await opening):
             match event:
                 case Failed(failure=failure):
-                    yield rendering.failed(pointing_at(prompt_field, failure))
+                    yield rendering.failed(pointing_at(prompt_field, failure, constraint_field))
                     return
                 case Prefilling() if choice == 0:
                     yield rendering.progress(event, place.prefill_seconds)

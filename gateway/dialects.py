@@ -21,6 +21,9 @@ from protocol.latency import LatencyClass
 Body = TypeVar("Body")
 Header = tuple[bytes, bytes]
 
+CONSTRAINT_FIELD = "response_format"
+"""What a worker calls it when a constraint cannot be enforced."""
+
 _NAMES_MAX = 16
 _NAME_MAX_CHARACTERS = 48
 
@@ -40,7 +43,8 @@ class Accepted(Struct, Generic[Body], frozen=True, kw_only=True):
     """A request that its dialect has understood.
 
     `work` is one command for each choice; the first has the request's own id. Class and tenant are filled in later.
-    `service_tier` and `priority` are what the body says of its urgency. `ignored` are fields that nothing is done with.
+    `constraint_field` is where it says what the answer must be, if it does. `service_tier` and `priority` are what the
+    body says of its urgency. `ignored` are fields that nothing is done with.
     """
 
     request: Body
@@ -49,6 +53,7 @@ class Accepted(Struct, Generic[Body], frozen=True, kw_only=True):
     answer: Literal["stream", "whole"]
     service_tier: str | None = None
     priority: int | None = None
+    constraint_field: str = CONSTRAINT_FIELD
     ignored: tuple[str, ...] = ()
     latency_class: LatencyClass = LatencyClass.STANDARD
 

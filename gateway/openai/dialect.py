@@ -7,10 +7,11 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from gateway.admission import KeyLimits, Load, rate_headers
-from gateway.dialects import Accepted, Asked, Header
+from gateway.dialects import CONSTRAINT_FIELD, Accepted, Asked, Header
 from gateway.error_answers import ErrorAnswer, openai_error
 from gateway.latency_class import service_tier_of
 from gateway.openai.chat_rendering import ChatRendering
+from gateway.openai.constraints import constraint_field
 from gateway.openai.decode import decode
 from gateway.openai.envelope import AnswerStyle, Envelope
 from gateway.openai.schema import ChatRequest, CompletionRequest, GenerationOptions
@@ -73,6 +74,7 @@ class OpenAIDialect(Generic[Body]):
             answer="stream" if request.stream else "whole",
             service_tier=request.service_tier,
             priority=request.priority,
+            constraint_field=constraint_field(request) or CONSTRAINT_FIELD,
             ignored=decoded.ignored,
         )
 

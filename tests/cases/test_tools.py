@@ -131,34 +131,48 @@ def test_a07_an_unknown_tool_is_passed_on(client: httpx.Client) -> None:
     assert answer.finish == "tool_calls"
 
 
-# --- A06: what must be called is ----------------------------------------------------------------------------------------
+# --- A06: what must be called is -------------------------------------------------------------------------------------
+
+
+def finite(name: str, key: str, *values: str) -> dict[str, Any]:
+    """A tool whose arguments end, whatever the model would rather say."""
+    properties = {key: {"enum": list(values)}}
+    schema = {"type": "object", "properties": properties, "required": [key], "additionalProperties": False}
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+
+FINITE = [finite("get_weather", "city", "Oslo", "Bergen"), finite("get_time", "tz", "CET")]
+NAMED = {"type": "function", "function": {"name": "get_time"}}
 
 
 @pytest.mark.parametrize(
     ("fields", "names"),
     [
-        ({"tool_choice": "required", "tools": TOOLS[:1]}, {"get_weather"}),
-        ({"tool_choice": {"type": "function", "function": {"name": "get_time"}}}, {"get_time"}),
+        ({"tool_choice": "required", "tools": FINITE[:1]}, {"get_weather"}),
+        ({"tool_choice": "required"}, {"get_weather", "get_time"}),
+        ({"tool_choice": NAMED}, {"get_time"}),
         (
-            {
-                "tool_choice": {
-                    "type": "allowed_tools",
-                    "allowed_tools": {
-                        "mode": "required",
-                        "tools": [{"type": "function", "function": {"name": "grep"}}],
-                    },
-                }
-            },
-            {"grep"},
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}},
+            {"get_time"},
         ),
     ],
 )
 def test_a06_a_required_call_is_made(client: httpx.Client, fields: dict[str, Any], names: set[str]) -> None:
-    """A06: whatever the model would have said, the answer is a call of an allowed function, or an honest refusal."""
-    answer = called(client, "hello", max_tokens=200, **fields)
-    assert {call.name for call in answer.calls} == names, answer
-    assert answer.text == ""
-    assert answer.finish in ("tool_calls", "length")
+    """A06: whatever the model would have said, the answer is a call of an allowed function with arguments that follow
+    its schema, and nothing else."""
+    request = {"tools": FINITE, "parallel_tool_calls": False, "temperature": 0, **fields}
+    answer = called(client, "hello", **request)
+    (call,) = answer.calls
+    assert call.name in names
+    assert json.loads(call.arguments) in ({"city": "Oslo"}, {"city": "Bergen"}, {"tz": "CET"})
+    assert (answer.text, answer.finish) == ("", "tool_calls")
+
+
+def test_a06_every_tool_is_rendered_whatever_is_allowed(client: httpx.Client) -> None:
+    """A narrower choice keeps the prompt's prefix."""
+    narrow = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
+    tokens = {called(client, "SC04", tool_choice=choice).prompt_tokens for choice in ("auto", None, narrow)}
+    assert len(tokens) == 1
 
 
 @pytest.mark.parametrize(
@@ -178,7 +192,7 @@ def test_a06_what_cannot_be_required_is_refused(client: httpx.Client, fields: di
     assert answer.error["param"] == "tool_choice"
 
 
-# --- A08: histories with calls ------------------------------------------------------------------------------------------
+# --- A08: histories with calls ---------------------------------------------------------------------------------------
 
 
 def history(arguments: Any) -> list[dict[str, Any]]:
@@ -219,12 +233,11 @@ def test_a08_the_next_turn_reuses_the_last(client: httpx.Client) -> None:
     assert second.cached_tokens >= first.prompt_tokens - 64
 
 
-# --- several at once, and the legacy names ------------------------------------------------------------------------------
+# --- several at once, and the legacy names ---------------------------------------------------------------------------
 
 
-def test_the_legacy_functions(service: LiveService, client: httpx.Client) -> None:
-    """`functions` is answered with `function_call`, which the SDK of old clients reads, and its answer is understood."""
-    del service
+def test_the_legacy_functions(client: httpx.Client) -> None:
+    """`functions` is answered with `function_call`, and the client's next turn in the same old words is understood."""
     request = body(MODEL, said="SC08", functions=[tool["function"] for tool in TOOLS])
     (choice,) = client.post(CHAT, json=request).json()["choices"]
     made = choice["message"]["function_call"]
@@ -249,9 +262,8 @@ def test_choices_with_calls_stay_apart(client: httpx.Client) -> None:
         for choice in json.loads(line.removeprefix("data: "))["choices"]:
             for piece in choice["delta"].get("tool_calls", ()):
                 arguments[choice["index"]][piece["index"]] += piece["function"]["arguments"]
-    assert arguments == [
-        [call["function"]["arguments"] for call in choice["message"]["tool_calls"]] for choice in whole["choices"]
-    ]
+    made = [choice["message"]["tool_calls"] for choice in whole["choices"]]
+    assert arguments == [[call["function"]["arguments"] for call in calls] for calls in made]
 
 
 MIXED: list[tuple[str, dict[str, Any]]] = [
