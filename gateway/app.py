@@ -2,14 +2,15 @@
 
 import time
 
-from litestar import Litestar
+from litestar import Litestar, Request
+from litestar.datastructures import State
 
 from gateway.admission import ClassLimits, DayTokens
 from gateway.answering import Answering, Patience
 from gateway.anthropic.routes import anthropic_router
 from gateway.cache_doors import CacheAccess, CacheDoors
 from gateway.cache_routes import cache_admin_router, cache_router
-from gateway.catalog import Catalog
+from gateway.catalog_snapshot import CatalogSnapshot, concerns_models
 from gateway.config import Settings
 from gateway.front_desk import FrontDesk
 from gateway.gate import DrainNotice, Gate, GateSecrets
@@ -30,7 +31,7 @@ def create_app(  # noqa: PLR0913  (the parts of a whole service)
     *,
     settings: Settings,
     keyring: Keyring,
-    catalog: Catalog,
+    catalog: CatalogSnapshot,
     generator: Generator,
     status_source: StatusSource,
     secrets: GateSecrets,
@@ -69,7 +70,7 @@ def create_app(  # noqa: PLR0913  (the parts of a whole service)
 def create_routes(
     *,
     settings: Settings,
-    catalog: Catalog,
+    catalog: CatalogSnapshot,
     generator: Generator,
     status_source: StatusSource,
     cache_doors: CacheDoors | None = None,
@@ -113,7 +114,13 @@ def create_routes(
         if model_control is None
         else [model_admin_router(models=catalog, control=model_control, status_source=status_source)]
     )
+
+    async def look_at_the_models(request: Request[object, object, State]) -> None:
+        if concerns_models(request.method, request.scope["path"]):
+            await catalog.refresh()
+
     return Litestar(
+        before_request=look_at_the_models,
         route_handlers=[
             operations_router(
                 catalog=catalog, status_source=status_source, context_limit=settings.worker.context_tokens

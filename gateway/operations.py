@@ -14,7 +14,8 @@ from litestar.handlers import BaseRouteHandler
 from msgspec import UNSET, Struct, UnsetType
 
 from gateway.anthropic.models import ModelInfo, model_info, model_page
-from gateway.catalog import Catalog, ModelEntry
+from gateway.catalog import ModelEntry
+from gateway.catalog_snapshot import CatalogSnapshot
 from gateway.error_envelopes import SpokenApi, error_answer, spoken_api
 from gateway.status import (
     AdminModel,
@@ -204,7 +205,7 @@ def requires_admin(connection: "ASGIConnection[object, object, object, State]", 
         raise NotAuthorizedException
 
 
-def operations_router(*, catalog: Catalog, status_source: StatusSource, context_limit: int | None) -> Router:
+def operations_router(*, catalog: CatalogSnapshot, status_source: StatusSource, context_limit: int | None) -> Router:
     """`context_limit` is the operator's `worker.context_tokens`."""
     started = time.monotonic()
 

@@ -26,6 +26,7 @@ from gateway.blas import worker_environment
 from gateway.cache_doors import CacheAccess
 from gateway.cachestore_child import CachestoreSettings
 from gateway.catalog import Catalog
+from gateway.catalog_snapshot import CatalogSnapshot
 from gateway.config import Settings, SettingsError, prepare_directories
 from gateway.control import (
     ControlError,
@@ -82,7 +83,8 @@ def run_service(settings: Settings, *, log_file: Path | None = None) -> int:
 async def _serve(settings: Settings, keyring: Keyring, ledger: TokenLedger, listener: socket.socket) -> int:
     environment = worker_environment({**os.environ, **_QUIET_LIBRARIES}, Path(settings.home) / "blas")
     _log.info("worker_blas", blas=environment.description)
-    catalog = Catalog([Path(directory) for directory in settings.models_directories])
+    catalog = CatalogSnapshot(Catalog([Path(directory) for directory in settings.models_directories]))
+    await catalog.refresh()
     drain_flag = DrainFlag()
     recorder = RequestRecorder(
         keep_seconds=60.0 * settings.explain.keep_minutes, clock=time.monotonic, unix_clock=time.time

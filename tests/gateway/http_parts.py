@@ -14,6 +14,7 @@ from gateway.app import create_app
 from gateway.cache_doors import CacheAccess
 from gateway.cachestore_child import CachestoreSilent
 from gateway.catalog import Catalog
+from gateway.catalog_snapshot import CatalogSnapshot
 from gateway.config import Settings, settings_from
 from gateway.gate import DrainFlag, Gate, GateSecrets
 from gateway.keys import Keyring, add_key
@@ -180,7 +181,7 @@ def build_house(home: Path, **document: object) -> House:
     app = create_app(
         settings=settings,
         keyring=Keyring(settings.keys_path),
-        catalog=Catalog([Path(directory) for directory in settings.models_directories]),
+        catalog=CatalogSnapshot(Catalog([Path(directory) for directory in settings.models_directories])),
         generator=generator,
         status_source=status,
         secrets=GateSecrets(admin_token=ADMIN_TOKEN, local_scope=LOCAL_SCOPE),
