@@ -12,7 +12,7 @@ checked without it has been, and a refusal that comes after is an error event wi
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from litestar.types import ASGIApp, Receive, Scope, Send
@@ -32,6 +32,8 @@ from gateway.replies import Reply
 from protocol.failures import Failure, FailureKind
 from protocol.generation import (
     AnswerEvent,
+    Detokenize,
+    Detokenized,
     Failed,
     Finished,
     Generate,
@@ -39,14 +41,19 @@ from protocol.generation import (
     Prefilling,
     Queued,
     RequestEvent,
+    Tokenize,
+    Tokenized,
     Waiting,
     Warmed,
 )
-from protocol.ids import RequestId
+from protocol.ids import ModelName, RequestId
 
 IGNORED_HEADER = b"x-mlxd-ignored-params"
 WARNINGS_HEADER = b"x-mlxd-warnings"
 DETAILS_HEADER = b"x-mlxd-details"
+
+Settle = Callable[[Any, bytes], Awaitable[bytes]]
+"""What is to be done between an answer's end and its last bytes: gets its rendering and these, gives those to send."""
 
 Body = TypeVar("Body")
 Result = TypeVar("Result")
@@ -98,9 +105,15 @@ class Answering:
         scope's state."""
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            await self._answer(dialect, scope, receive, send)
+            body = await self.read_body(scope, receive)
+            if not isinstance(body, ClientGone):
+                await self.answer(dialect, body, scope, receive, send)
 
         return answer
+
+    async def read_body(self, scope: Scope, receive: Receive) -> bytes | Failure | ClientGone:
+        """The body's bytes, within this service's limit."""
+        return await read_json_body(scope["headers"], receive, max_body_bytes=self._max_body_bytes)
 
     def accept(self, dialect: Dialect[Body], body: bytes, asked: Asked) -> Accepted[Body] | Failure:
         """Everything that can be known of a request without its model."""
@@ -142,6 +155,14 @@ class Answering:
             latency_class=accepted.latency_class,
         )
 
+    def headers(self, dialect: Dialect[Any], accepted: Accepted[Any], asked: Asked) -> tuple[Header, ...]:
+        """What every answer to this request says in its headers. Ask after `enter`."""
+        return (
+            (CLASS_HEADER, accepted.latency_class.value.encode()),
+            *self._desk.headers(asked.caller, accepted.latency_class, dialect.rate_headers),
+            *_ignored_headers(accepted.ignored),
+        )
+
     async def run(self, accepted: Accepted[Any], place: Place) -> tuple[Collected, ...] | Failure:
         """The whole answer, of each choice. Cancelling this cancels the work, once the place is left."""
         opened = await self._open(place, accepted)
@@ -161,19 +182,45 @@ class Answering:
                         parts[choice].add(event)
         return tuple(parts[choice].collected(ends[choice], queued.get(choice)) for choice in range(len(parts)))
 
+    async def ask(self, model: str, question: Tokenize | Detokenize) -> Tokenized | Detokenized | Failure:
+        """What ends it. It takes no place: no row and no weights are needed for it. Leave by cancelling."""
+        unservable = cannot_serve(self._models, model)
+        if unservable is not None:
+            return unservable
+        reply = self._generator.submit(ModelName(model), question)
+        try:
+            async for event in reply:
+                match event:
+                    case Tokenized() | Detokenized():
+                        return event
+                    case Failed(failure=failure):
+                        return failure
+                    case _:
+                        continue
+            raise AssertionError("a reply ends with its last event")
+        finally:
+            reply.cancel()
+
     # --- one request -------------------------------------------------------------------------------------------------
 
-    async def _answer(self, dialect: Dialect[Any], scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_json_body(scope["headers"], receive, max_body_bytes=self._max_body_bytes)
-        if isinstance(body, ClientGone):
-            return
+    async def answer(
+        self,
+        dialect: Dialect[Any],
+        body: bytes | Failure,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        settle: Settle | None = None,
+    ) -> None:
+        """Answer a request whose body was read."""
         asked = self.asked(scope)
         accepted = body if isinstance(body, Failure) else self.accept(dialect, body, asked)
         if isinstance(accepted, Failure):
             await send_error(send, dialect.error(accepted, asked.request_id))
             return
         place = self.enter(accepted, asked)
-        headers = self._headers(dialect, accepted, asked)
+        headers = self.headers(dialect, accepted, asked)
         if isinstance(place, Failure):
             await send_error(send, dialect.error(place, asked.request_id), headers)
             return
@@ -181,9 +228,9 @@ class Answering:
         try:
             match accepted.answer:
                 case "stream":
-                    await self._send_stream(dialect, accepted, asked, place, send, headers, disconnected)
+                    await self._send_stream(dialect, accepted, asked, place, send, headers, disconnected, settle)
                 case "whole":
-                    await self._send_whole(dialect, accepted, asked, place, send, headers, disconnected)
+                    await self._send_whole(dialect, accepted, asked, place, send, headers, disconnected, settle)
         finally:
             place.leave()
             disconnected.cancel()
@@ -208,13 +255,6 @@ class Answering:
                 break
         return _Opened(replies=replies, firsts=firsts)
 
-    def _headers(self, dialect: Dialect[Any], accepted: Accepted[Any], asked: Asked) -> tuple[Header, ...]:
-        return (
-            (CLASS_HEADER, accepted.latency_class.value.encode()),
-            *self._desk.headers(asked.caller, accepted.latency_class, dialect.rate_headers),
-            *_ignored_headers(accepted.ignored),
-        )
-
     async def _send_stream(
         self,
         dialect: Dialect[Any],
@@ -224,6 +264,7 @@ class Answering:
         send: Send,
         headers: tuple[Header, ...],
         disconnected: "asyncio.Task[None]",
+        settle: Settle | None,
     ) -> None:
         opening = asyncio.create_task(self._open(place, accepted))
         try:
@@ -245,6 +286,7 @@ class Answering:
                     request_id=asked.request_id,
                     prompt_field=dialect.prompt_field,
                     constraint_field=accepted.constraint_field,
+                    settle=settle or _nothing_to_settle,
                 ),
                 headers=headers,
                 disconnected=disconnected,
@@ -263,6 +305,7 @@ class Answering:
         send: Send,
         headers: tuple[Header, ...],
         disconnected: "asyncio.Task[None]",
+        settle: Settle | None,
     ) -> None:
         answers = await unless_disconnected(self.run(accepted, place), disconnected)
         if answers is None:
@@ -271,7 +314,8 @@ class Answering:
             failure = pointing_at(dialect.prompt_field, answers, accepted.constraint_field)
             await send_error(send, dialect.error(failure, asked.request_id), headers)
             return
-        body = dialect.rendering(accepted, asked).whole(answers)
+        rendering = dialect.rendering(accepted, asked)
+        body = await (settle or _nothing_to_settle)(rendering, rendering.whole(answers))
         warnings = _warnings_headers(answers)
         await send_answer(send, 200, [(b"content-type", b"application/json"), *headers, *warnings], body)
 
@@ -339,6 +383,7 @@ async def _encoded(
     request_id: RequestId,
     prompt_field: str,
     constraint_field: str,
+    settle: Settle,
 ) -> AsyncIterator[bytes]:
     """The stream's bytes. After the status line even a fault of ours can only be told in an event."""
     try:
@@ -346,15 +391,22 @@ async def _encoded(
         async for choice, event in _all_events(await opening):
             match event:
                 case Failed(failure=failure):
-                    yield rendering.failed(pointing_at(prompt_field, failure, constraint_field))
+                    yield await settle(
+                        rendering, rendering.failed(pointing_at(prompt_field, failure, constraint_field))
+                    )
                     return
                 case Prefilling() if choice == 0:
                     yield rendering.progress(event, place.prefill_seconds)
                 case _:
                     yield rendering.encode(event, choice)
-        yield rendering.closing()
+        yield await settle(rendering, rendering.closing())
     except Exception as error:  # noqa: BLE001 - logged, and told to the client
         yield rendering.failed(unexpected_failure(error, request_id))
+
+
+async def _nothing_to_settle(rendering: Rendering, last: bytes) -> bytes:
+    del rendering
+    return last
 
 
 async def _all_events(opened: _Opened) -> AsyncGenerator[tuple[int, RequestEvent]]:

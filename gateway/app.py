@@ -21,6 +21,8 @@ from gateway.openai.routes import openai_router
 from gateway.operations import operations_router
 from gateway.ports import Generator, ModelControl
 from gateway.request_routes import request_admin_router, request_router
+from gateway.responses.routes import responses_router
+from gateway.responses.store import ResponseStore
 from gateway.single_answers import SingleAnswers
 from gateway.status import StatusSource
 from gateway.tokens.routes import tokens_router
@@ -37,6 +39,7 @@ def create_app(  # noqa: PLR0913  (the parts of a whole service)
     secrets: GateSecrets,
     drain: DrainNotice,
     cache: CacheAccess,
+    response_store: ResponseStore,
     model_control: ModelControl,
 ) -> Gate:
     """The ASGI app to serve."""
@@ -56,6 +59,7 @@ def create_app(  # noqa: PLR0913  (the parts of a whole service)
             generator=generator,
             status_source=status_source,
             cache_doors=doors,
+            response_store=response_store,
             tokens=keyring.tokens,
             model_control=model_control,
         ),
@@ -76,6 +80,7 @@ def create_routes(
     cache_doors: CacheDoors | None = None,
     tokens: DayTokens | None = None,
     model_control: ModelControl | None = None,
+    response_store: ResponseStore | None = None,
 ) -> Litestar:
     """What lies behind the gate. Never serve it without one: it lets everybody in."""
     desk = FrontDesk(
@@ -119,6 +124,18 @@ def create_routes(
         if concerns_models(request.method, request.scope["path"]):
             await catalog.refresh()
 
+    response_routers = (
+        []
+        if response_store is None
+        else [
+            responses_router(
+                answering,
+                response_store,
+                None if cache_doors is None else cache_doors.recorder,
+                max_body_bytes=settings.limits.max_body_bytes,
+            )
+        ]
+    )
     return Litestar(
         before_request=look_at_the_models,
         route_handlers=[
@@ -137,6 +154,7 @@ def create_routes(
             ),
             request_router(desk),
             request_admin_router(desk),
+            *response_routers,
             *cache_routers,
             *model_routers,
         ],

@@ -126,6 +126,17 @@ class ExplainSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     keep_minutes: Annotated[float, Meta(ge=0, le=1440)] = 30.0
 
 
+class ResponseSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={
+    "quota_bytes": "quota", "key_quota_bytes": "key_quota",
+}):  # fmt: skip
+    """Responses that their clients asked to have stored. `keep_hours` after their last use they go; 0 stores none."""
+
+    keep_hours: Annotated[float, Meta(ge=0, le=24 * 366)] = 24.0
+    quota_bytes: int = 512 * 1024**2
+    key_quota_bytes: int = 64 * 1024**2
+    key_responses: Positive = 1000
+
+
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All of it. `home` comes from --home or MLXD_HOME, never from the file."""
 
@@ -147,6 +158,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limits: LimitSettings = LimitSettings()
     waiting: WaitingSettings = WaitingSettings()
     explain: ExplainSettings = ExplainSettings()
+    responses: ResponseSettings = ResponseSettings()
 
     @property
     def is_loopback(self) -> bool:
@@ -166,6 +178,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def tokens_path(self) -> Path:
         """How many tokens each key used today."""
         return Path(self.home) / "tokens_today.json"
+
+    @property
+    def responses_path(self) -> Path:
+        """Responses that their clients asked to have stored."""
+        return Path(self.home) / "responses.sqlite3"
 
     @property
     def local_salt_path(self) -> Path:
@@ -212,7 +229,14 @@ def default_runtime_directory(home: Path, *, user_id: int) -> Path:
 # The values that are not yet what they mean when TOML has been read.
 _SIZES = (
     *("cache.quota", "cache.free_floor", "cache.daily_write"),
-    *("worker.hot_cache", "memory.limit", "memory.working", "limits.max_body"),
+    *(
+        "worker.hot_cache",
+        "memory.limit",
+        "memory.working",
+        "limits.max_body",
+        "responses.quota",
+        "responses.key_quota",
+    ),
 )
 _PATHS = ("models_directories", "runtime_directory", "cache.directory")
 

@@ -72,10 +72,13 @@ def openai_error(failure: Failure) -> ErrorAnswer:
 
 def openai_error_body(failure: Failure) -> bytes:
     """OpenAI's error envelope as JSON: the data of the event that ends a stream early."""
+    return _encoder.encode(OpenAIErrorBody(error=openai_words(failure)))
+
+
+def openai_words(failure: Failure) -> OpenAIError:
+    """The inside of the envelope."""
     _, type_, code = _OPENAI_WORDS[failure.kind]
-    return _encoder.encode(
-        OpenAIErrorBody(error=OpenAIError(message=failure.message, type=type_, param=failure.param, code=code))
-    )
+    return OpenAIError(message=failure.message, type=type_, param=failure.param, code=code)
 
 
 def retry_headers(failure: Failure) -> tuple[tuple[str, str], ...]:

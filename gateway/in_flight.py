@@ -188,9 +188,9 @@ class InFlight:
                 request.phase = "decoding"
             case Finished():
                 request.finished = event
-            case Embedded(prompt_tokens=tokens) | Reranked(prompt_tokens=tokens):
+            case Embedded(prompt_tokens=tokens) | Reranked(prompt_tokens=tokens) | Warmed(prompt_tokens=tokens):
                 request.prompt_tokens = request.counted_tokens = tokens
-            case Warmed() | Tokenized() | Detokenized() | Failed():
+            case Tokenized() | Detokenized() | Failed():
                 pass
             case _:
                 assert_never(event)

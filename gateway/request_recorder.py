@@ -62,7 +62,7 @@ class RequestRecorder:
 
     def explain(self, owner: str, asked_id: str) -> Explanation | None:
         """Of the request with this id: ours, the answer's, or the client's own. None for everybody else's."""
-        record = self._find(owner, asked_id)
+        record = self.find(owner, asked_id)
         return None if record is None else explain(record, self._ring.before(record))
 
     def compare(
@@ -72,9 +72,10 @@ class RequestRecorder:
         if not self._is_on:
             return None
         mine = self._marks.prompt(work, queued, model=model)
-        return compare_prompts(mine, self._find(work.cache.owner, earlier_id))
+        return compare_prompts(mine, self.find(work.cache.owner, earlier_id))
 
-    def _find(self, owner: str, asked_id: str) -> RequestRecord | None:
+    def find(self, owner: str, asked_id: str) -> RequestRecord | None:
+        """What is remembered of the request with this id: ours, the answer's, or the client's own."""
         now = self._clock()
         bare = asked_id
         for prefix in _ID_PREFIXES:

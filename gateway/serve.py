@@ -47,6 +47,7 @@ from gateway.private_files import read_or_make_secret
 from gateway.readiness import tell_ready, tell_stopping
 from gateway.request_recorder import RequestRecorder
 from gateway.residency import WORKING_SHARE, MemoryTerms
+from gateway.responses.store import ResponseStore, StoreLimits
 from gateway.token_ledger import TokenLedger
 from protocol.addresses import board_directory, prefill_lease
 from protocol.ids import Incarnation, ModelName
@@ -96,6 +97,16 @@ async def _serve(settings: Settings, keyring: Keyring, ledger: TokenLedger, list
         unix_clock=time.time,
         observer=recorder,
     )
+    response_store = ResponseStore(
+        settings.responses_path,
+        StoreLimits(
+            keep_seconds=3600.0 * settings.responses.keep_hours,
+            holder_responses=settings.responses.key_responses,
+            holder_bytes=settings.responses.key_quota_bytes,
+            total_bytes=settings.responses.quota_bytes,
+        ),
+        unix_clock=time.time,
+    )
     app = create_app(
         settings=settings,
         keyring=keyring,
@@ -108,6 +119,7 @@ async def _serve(settings: Settings, keyring: Keyring, ledger: TokenLedger, list
         ),
         drain=drain_flag,
         cache=CacheAccess(control=dispatch, recorder=recorder),
+        response_store=response_store,
         model_control=dispatch,
     )
     port = int(listener.getsockname()[1])
@@ -134,6 +146,7 @@ async def _serve(settings: Settings, keyring: Keyring, ledger: TokenLedger, list
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     asked_to_stop = asyncio.create_task(signals.first.wait())
     counting = asyncio.create_task(ledger.keep_saved())
+    tidying = asyncio.create_task(response_store.keep_tidy())
     try:
         await asyncio.wait({dispatching, serving, asked_to_stop}, return_when=asyncio.FIRST_COMPLETED)
         if not asked_to_stop.done():
@@ -155,13 +168,14 @@ async def _serve(settings: Settings, keyring: Keyring, ledger: TokenLedger, list
         return 0
     finally:
         server.should_exit = server.force_exit = True
-        tasks = (dispatching, serving, asked_to_stop, counting)
+        tasks = (dispatching, serving, asked_to_stop, counting, tidying)
         for task in tasks:
             task.cancel()
         for ended in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(ended, Exception):
                 _log.error("task_failed", exc_info=ended)
         ledger.save()
+        response_store.close()
         withdraw_service(settings, pid=os.getpid())
         # The workers are gone, and with them what they told each other.
         runtime_directory = Path(settings.runtime_directory)

@@ -84,6 +84,7 @@ def route_table(service: LiveService) -> list[tuple[str, str]]:
         secrets=GateSecrets(admin_token="", local_scope=b""),
         drain=DrainFlag(),
         cache=CacheAccess(control=Mock(), recorder=Mock()),
+        response_store=Mock(),
         model_control=Mock(),
     )
     app = gate._app  # pyright: ignore[reportPrivateUsage]
@@ -101,6 +102,7 @@ def test_s01_the_route_table_is_whole(guarded: LiveService) -> None:
     assert {CHAT, COMPLETIONS, "/v1/models", "/health", "/ready", "/admin/status", "/v1/cache/warm"} <= paths
     assert {"/v1/requests", f"/v1/requests/{MODEL}", "/admin/requests"} <= paths
     assert {"/v1/embeddings", "/v1/rerank", "/rerank", "/tokenize", "/v1/tokenize", "/detokenize"} <= paths
+    assert {"/v1/responses", "/v1/responses/input_tokens", f"/v1/responses/{MODEL}"} <= paths
     assert {"/admin/models/load", "/admin/models/unload"} <= paths
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+from unittest.mock import Mock
 
 import httpx
 
@@ -187,6 +188,7 @@ def build_house(home: Path, **document: object) -> House:
         secrets=GateSecrets(admin_token=ADMIN_TOKEN, local_scope=LOCAL_SCOPE),
         drain=drain,
         cache=CacheAccess(control=caches, recorder=recorder),
+        response_store=Mock(),
         model_control=models,
     )
     return House(

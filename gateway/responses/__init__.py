@@ -1,0 +1,1 @@
+"""OpenAI Responses: schema, translation, rendering, stored answers, routes."""
