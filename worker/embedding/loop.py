@@ -8,7 +8,7 @@ import queue
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import Literal, assert_never
 
 from protocol.failures import Failure, FailureKind
 from protocol.generation import (
@@ -38,6 +38,9 @@ EmbeddingMessage = PreparedRows | Cancel | Drain | Ping | Unpin | SetBudget | Fo
 
 BESIDE_ROWS_SECONDS = (0.1, 0.15, 0.2)
 """How long a batch may be expected to take beside rows of another model that decode, by their class."""
+
+_SHORTEST_SLICE_TOKENS = 64
+"""However slow the device: shorter slices cost more than they give."""
 
 _REMEMBERED_CANCELS = 1024
 _BYTES_OF_FLOAT = 4
@@ -80,6 +83,8 @@ class EmbeddingLoop:
         self._cancelled_early: OrderedDict[RequestId, None] = OrderedDict()
         self._steps = 0
         self._rows_running = 0
+        self._slice_began = 0.0
+        self._busy_seconds = 0.0
         self._drain_until: float | None = None
 
     def run(self) -> None:
@@ -98,6 +103,9 @@ class EmbeddingLoop:
             timeout = None if self._drain_until is None else max(0.0, self._drain_until - self._clock())
             with contextlib.suppress(queue.Empty):
                 self._apply(self._inbox.get(timeout=timeout))
+        self._take_messages()
+
+    def _take_messages(self) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
                 self._apply(self._inbox.get_nowait())
@@ -148,7 +156,7 @@ class EmbeddingLoop:
         self._forget(request_id)
 
     def _is_drained(self) -> bool:
-        if self._drain_until is None or (self._jobs and self._clock() < self._drain_until):
+        if self._drain_until is None or (self._jobs and not self._is_over_time()):
             return False
         for request_id in list(self._jobs):
             self._fail(
@@ -156,6 +164,9 @@ class EmbeddingLoop:
             )
             self._forget(request_id)
         return True
+
+    def _is_over_time(self) -> bool:
+        return self._drain_until is not None and self._clock() >= self._drain_until
 
     def _pong(self, nonce: int) -> Pong:
         return Pong(
@@ -176,18 +187,47 @@ class EmbeddingLoop:
         batch = self._packer.next_batch(self._most_seconds())
         if batch is None:
             return
-        held = self._device.ask(Load(active_rank=self._packer.highest_rank), batch.rank).prefill
+        held = self._hold(batch)
         if held is not None:
             self._wait(held)
             return
-        started = self._clock()
-        self._device.slice_started()
-        outputs = self._model.run([self._jobs[row.request_id].prepared.rows[row.index] for row in batch.rows])
-        self._device.slice_ended()
-        self._steps += 1
         self._rows_running = len(batch.rows)
-        self._packer.ran(batch, self._clock() - started)
-        self._take(batch, outputs)
+        self._busy_seconds = 0.0
+        self._slice_starts()
+        outputs = self._model.run(
+            [self._jobs[row.request_id].prepared.rows[row.index] for row in batch.rows],
+            slice_tokens=max(_SHORTEST_SLICE_TOKENS, self._packer.most_tokens(self._most_seconds())),
+            between=lambda: self._between(batch),
+        )
+        if outputs is not None:
+            self._slice_ends()
+            self._packer.ran(batch, self._busy_seconds)
+            self._take(batch, outputs)
+
+    def _between(self, batch: Batch) -> Literal["go_on", "stop"]:
+        """Between two slices of a long row: messages are heard, and other models have their share of the device."""
+        self._slice_ends()
+        while True:
+            self._take_messages()
+            if not any(row.request_id in self._jobs for row in batch.rows) or self._is_over_time():
+                return "stop"
+            held = self._hold(batch)
+            if held is None:
+                self._slice_starts()
+                return "go_on"
+            self._wait(held)
+
+    def _slice_starts(self) -> None:
+        self._slice_began = self._clock()
+        self._device.slice_started()
+
+    def _slice_ends(self) -> None:
+        self._device.slice_ended()
+        self._busy_seconds += self._clock() - self._slice_began
+        self._steps += 1
+
+    def _hold(self, batch: Batch) -> Hold | None:
+        return self._device.ask(Load(active_rank=self._packer.highest_rank), batch.rank).prefill
 
     def _most_seconds(self) -> float:
         elsewhere = self._device.rows_elsewhere()
@@ -202,7 +242,10 @@ class EmbeddingLoop:
     def _take(self, batch: Batch, outputs: list[bytes]) -> None:
         touched: dict[RequestId, _Job] = {}
         for row, output in zip(batch.rows, outputs, strict=True):
-            job = touched[row.request_id] = self._jobs[row.request_id]
+            job = self._jobs.get(row.request_id)
+            if job is None:
+                continue  # cancelled between two slices
+            touched[row.request_id] = job
             job.results[row.index] = output
             job.done_tokens += row.tokens
         for job in touched.values():

@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from worker.embedding.rows import BetweenSlices
 from worker.mlx_model import import_mlx_lm
 
 
@@ -28,11 +29,28 @@ class Decoder:
         """(rows, longest) tokens → (rows, longest, width)."""
         return self._body(tokens)
 
+    def last_state(self, tokens: mx.array, slice_tokens: int, between: BetweenSlices) -> mx.array | None:
+        """(1, tokens) → (1, width): the last token's state, computed slice by slice. None when it was stopped."""
+        from mlx_lm.models.cache import make_prompt_cache
+
+        cache = make_prompt_cache(self.module)
+        count = tokens.shape[1]
+        states = None
+        for start in range(0, count, slice_tokens):
+            if start and between() == "stop":
+                return None
+            states = self._body(tokens[:, start : start + slice_tokens], cache)[:, -1]
+            mx.eval(states, [layer.state for layer in cache])
+        return states
+
     def scores(self, tokens: mx.array, types: mx.array, lengths: mx.array) -> mx.array:
         """(rows,) logits."""
+        return self.score_of(self.hidden(tokens, types, lengths)[mx.arange(tokens.shape[0]), lengths - 1])
+
+    def score_of(self, last: mx.array) -> mx.array:
+        """(rows, width) states of the last tokens → (rows,) logits."""
         if self._answer_ids is None:
             raise ValueError("this decoder was not loaded as a reranker")
-        last = self.hidden(tokens, types, lengths)[mx.arange(tokens.shape[0]), lengths - 1]
         logits = self.module["lm_head"](last) if "lm_head" in self.module else self._body.embed_tokens.as_linear(last)
         yes, no = self._answer_ids
         return logits[:, yes] - logits[:, no]

@@ -106,6 +106,13 @@ class Packer:
         if (waiting := self._waiting.pop(request_id, None)) is not None:
             self._tenants.left(waiting.tenant)
 
+    def most_tokens(self, most_seconds: float) -> int:
+        """How many tokens can be expected to run in this time, padding counted; at most a batch's."""
+        rate = self.tokens_per_second
+        if rate is None:
+            return self.settings.first_batch_tokens
+        return min(self.settings.most_tokens, int(rate * most_seconds))
+
     def next_batch(self, most_seconds: float) -> Batch | None:
         """What to run now, None when nothing waits. Changes nothing: tell `ran` when it did."""
         if not self._waiting:
@@ -114,7 +121,7 @@ class Packer:
         rivals = [waiting for waiting in self._waiting.values() if waiting.rank == rank]
         head = self._head(rivals)
         first = head.by_length[max(head.by_length)][0]
-        budget = self._most_tokens(most_seconds)
+        budget = self.most_tokens(most_seconds)
         rows = [first]
         real = longest = first.tokens
         for row in _nearest(rivals, head, first):
@@ -160,12 +167,6 @@ class Packer:
         if self._batches % 2:
             return min(requests, key=lambda waiting: waiting.left)
         return requests[0]
-
-    def _most_tokens(self, most_seconds: float) -> int:
-        rate = self.tokens_per_second
-        if rate is None:
-            return self.settings.first_batch_tokens
-        return min(self.settings.most_tokens, int(rate * most_seconds))
 
     def _take(self, waiting: _Waiting, indexes: set[int], lengths: set[int]) -> None:
         for tokens in lengths & waiting.by_length.keys():

@@ -83,7 +83,7 @@ def recipe_of(kind: ModelKind, config: bytes, files: Mapping[str, bytes]) -> Rec
 
 def _pooling(files: Mapping[str, bytes], path: str) -> Pooling:
     if path not in files:
-        return "mean"
+        raise UnsupportedFolder(f"modules.json asks for {path}, which is not there; download the model again")
     asked = msgspec.json.decode(files[path], type=dict[str, Any])
     name = asked.get("pooling_mode")
     modes = [name] if isinstance(name, str) else [mode for mode, is_on in asked.items() if is_on is True]

@@ -27,7 +27,7 @@ from protocol.latency import LatencyClass
 from protocol.model_kind import ModelKind
 from worker.embedding.loop import BESIDE_ROWS_SECONDS, EmbeddingLoop
 from worker.embedding.packing import Packer, PackingSettings
-from worker.embedding.rows import PreparedRows, TokenRow
+from worker.embedding.rows import BetweenSlices, PreparedRows, TokenRow
 from worker.neighbours import Alone, Hold, Load, Permits
 
 
@@ -36,12 +36,16 @@ class Arithmetic:
     """A row's vector is (its first token, 1); its score the first token's hundredth. `before` is called in each run."""
 
     gives: str = "vectors"
+    slices: int = 1
     before: Callable[[], None] = lambda: None
     ran: list[list[int]] = field(default_factory=list[list[int]])
 
-    def run(self, rows: Sequence[TokenRow]) -> list[bytes]:
+    def run(self, rows: Sequence[TokenRow], *, slice_tokens: int, between: BetweenSlices) -> list[bytes] | None:
         self.before()
         firsts = [row.token_ids[0] for row in rows]
+        for _ in range(self.slices - 1):
+            if between() == "stop":
+                return None
         self.ran.append(firsts)
         if self.gives == "scores":
             return [struct.pack("<f", first / 100) for first in firsts]
@@ -208,3 +212,26 @@ def test_a_batch_is_a_slice_to_other_models() -> None:
     assert device.log == ["held", "held", "started", "ended"]
     assert rig.loop._most_seconds() == BESIDE_ROWS_SECONDS[0]
     assert [event.request_id for event in rig.of(Embedded)] == ["r"]
+
+
+def test_between_two_slices_messages_are_heard() -> None:
+    """A long row stops no Ping, shows that it gets on, and ends at the next slice when nobody wants it any more."""
+    rig = Rig(Arithmetic(slices=4))
+    rig.model.before = lambda: rig.inbox.put(Ping(nonce=1))
+    rig.run(embed("long", 1))
+    (pong,) = rig.of(Pong)
+    assert (pong.steps, pong.running_rows) == (1, 1)
+    assert [event.request_id for event in rig.of(Embedded)] == ["long"]
+
+    rig = Rig(Arithmetic(slices=4))
+    rig.model.before = lambda: rig.inbox.put(Cancel(request_id=RequestId("long")))
+    rig.run(embed("long", 1), embed("next", 2))
+    assert [(event.request_id, event.failure.kind) for event in rig.of(Failed)] == [("long", FailureKind.CANCELLED)]
+    assert [event.request_id for event in rig.of(Embedded)] == ["next"]
+
+
+def test_a_drain_does_not_wait_for_a_long_row() -> None:
+    """Past its deadline the row is given up between two slices."""
+    rig = Rig(Arithmetic(slices=1_000_000))
+    rig.run(embed("endless", 1), drain_seconds=0.1)
+    assert [event.failure.kind for event in rig.of(Failed)] == [FailureKind.SHUTTING_DOWN]

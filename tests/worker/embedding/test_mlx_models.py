@@ -32,6 +32,12 @@ def loaded(folder: Path, name: str = "model") -> MlxBatchModel:
     return load_batch_model(folder, kind, recipe, answer_ids=ANSWERS, report=lambda done, total: None).model
 
 
+def run(model: MlxBatchModel, rows: list[TokenRow], slice_tokens: int = 1000) -> list[bytes]:
+    outputs = model.run(rows, slice_tokens=slice_tokens, between=lambda: "go_on")
+    assert outputs is not None
+    return outputs
+
+
 def rows_of(lengths: tuple[int, ...] = LENGTHS, *, types: int = 2, vocabulary: int = 60) -> list[TokenRow]:
     random = np.random.default_rng(3)
     return [
@@ -61,7 +67,7 @@ def test_minilm_is_computed_as_its_formulas_say(minilm: Path) -> None:
     tokenizer = load_tokenizer(minilm)._tokenizer
     texts = ["Hello world", "The quick brown fox jumps over the lazy dog.", "東京タワー", ""]
     rows = [TokenRow(token_ids=tuple(tokenizer(text)["input_ids"])) for text in texts]
-    for row, output in zip(rows, loaded(minilm).run(rows), strict=True):
+    for row, output in zip(rows, run(loaded(minilm), rows), strict=True):
         states = numpy_encoders.bert(tensors, config, row.token_ids, [0] * len(row.token_ids))
         assert floats(output) == pytest.approx(unit(states.mean(axis=0)), abs=1e-5)
 
@@ -86,7 +92,7 @@ def test_each_pooling_with_a_dense_layer_and_without_normalizing(tmp_path: Path,
         json.dumps({"in_features": tiny_encoders.WIDTH, "out_features": 6, "bias": False})
     )
     rows = rows_of()
-    for row, output in zip(rows, loaded(folder).run(rows), strict=True):
+    for row, output in zip(rows, run(loaded(folder), rows), strict=True):
         assert row.type_ids is not None
         states = numpy_encoders.bert(tensors, BERT, row.token_ids, row.type_ids)
         by_pooling = {
@@ -107,7 +113,7 @@ def test_a_cross_encoders_score(tmp_path: Path, config: dict[str, Any]) -> None:
     is_roberta = config is XLM_RANKER
     prefix = "roberta." if is_roberta else "bert."
     rows = rows_of(types=1 if is_roberta else 2)
-    for row, output in zip(rows, loaded(folder).run(rows), strict=True):
+    for row, output in zip(rows, run(loaded(folder), rows), strict=True):
         assert row.type_ids is not None
         states = numpy_encoders.bert(tensors, config, row.token_ids, row.type_ids, prefix)
         pooled = np.tanh(linear(states[0], tensors, "classifier.dense" if is_roberta else "bert.pooler.dense"))
@@ -119,12 +125,12 @@ def test_modern_bert(tmp_path: Path) -> None:
     """Windows narrower than the rows, rotary positions of two kinds, gated layers; as embedder and as reranker."""
     tensors = tiny_encoders.make(MODERN, tmp_path / "embedder")
     rows = rows_of()
-    for row, output in zip(rows, loaded(tmp_path / "embedder").run(rows), strict=True):
+    for row, output in zip(rows, run(loaded(tmp_path / "embedder"), rows), strict=True):
         states = numpy_encoders.modern_bert(tensors, MODERN, row.token_ids)
         assert floats(output) == pytest.approx(unit(states.mean(axis=0)), abs=1e-5)
 
     tensors = tiny_encoders.make(MODERN_RANKER, tmp_path / "ranker")
-    for row, output in zip(rows, loaded(tmp_path / "ranker").run(rows), strict=True):
+    for row, output in zip(rows, run(loaded(tmp_path / "ranker"), rows), strict=True):
         pooled = numpy_encoders.modern_bert(tensors, MODERN_RANKER, row.token_ids).mean(axis=0)
         head = layer_norm(gelu(linear(pooled, tensors, "head.dense")), tensors, "head.norm", 1e-5)
         (logit,) = linear(head, tensors, "classifier")
@@ -148,7 +154,7 @@ def test_a_decoder_embeds_by_its_last_token(decoder_folder: Path, names: str) ->
         kept = {name.removeprefix("model."): array for name, array in tensors.items() if "lm_head" not in name}
         save_file(kept, decoder_folder / "model.safetensors", {"format": "pt"})
     rows = rows_of()
-    for row, output in zip(rows, loaded(decoder_folder, "tiny-embedding").run(rows), strict=True):
+    for row, output in zip(rows, run(loaded(decoder_folder, "tiny-embedding"), rows), strict=True):
         alone = np.asarray(model.model(mx.array([row.token_ids]))[0, -1])
         assert floats(output) == pytest.approx(unit(alone), abs=1e-5)
 
@@ -157,10 +163,24 @@ def test_a_decoder_judges_by_yes_and_no(decoder_folder: Path) -> None:
     """The chance of yes, when only yes and no are possible, behind the whole prompt."""
     model: Any = load_model(decoder_folder)[0]
     rows = rows_of()
-    for row, output in zip(rows, loaded(decoder_folder, "tiny-reranker").run(rows), strict=True):
+    for row, output in zip(rows, run(loaded(decoder_folder, "tiny-reranker"), rows), strict=True):
         logits = np.asarray(model(mx.array([row.token_ids]))[0, -1])
         yes, no = np.exp(logits[list(ANSWERS)])
         assert floats(output) == pytest.approx([yes / (yes + no)], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["tiny-embedding", "tiny-reranker"])
+@pytest.mark.parametrize("slice_tokens", [1, 7, 16, 29])
+def test_a_long_row_runs_in_slices(decoder_folder: Path, name: str, slice_tokens: int) -> None:
+    """To the same result; between two slices somebody else has a turn, and may stop it."""
+    model = loaded(decoder_folder, name)
+    row = rows_of((30,))
+    slices: list[None] = []
+    outputs = model.run(row, slice_tokens=slice_tokens, between=lambda: slices.append(None) or "go_on")
+    assert outputs is not None
+    assert len(slices) == -(-30 // slice_tokens) - 1
+    assert floats(outputs[0]) == pytest.approx(floats(run(model, row)[0]), abs=1e-5)
+    assert model.run(row, slice_tokens=slice_tokens, between=lambda: "stop") is None
 
 
 @pytest.mark.parametrize("config", [BERT, XLM_RANKER, MODERN], ids=["bert", "xlm_roberta", "modernbert"])
@@ -169,10 +189,10 @@ def test_a_row_does_not_know_its_batch(tmp_path: Path, config: dict[str, Any]) -
     tiny_encoders.make(config, tmp_path / "m")
     model = loaded(tmp_path / "m")
     rows = rows_of(types=config.get("type_vocab_size", 2))
-    together = model.run(rows)
-    backwards = model.run(rows[::-1])[::-1]
+    together = run(model, rows)
+    backwards = run(model, rows[::-1])[::-1]
     for row, one, other in zip(rows, together, backwards, strict=True):
-        (alone,) = model.run([row])
+        (alone,) = run(model, [row])
         assert floats(one) == pytest.approx(floats(alone), abs=1e-5)
         assert floats(other) == pytest.approx(floats(alone), abs=1e-5)
 
@@ -200,7 +220,7 @@ def test_a_quantized_encoder_runs(tmp_path: Path) -> None:
             packed[name] = weight
     mx.save_safetensors(str(quantized / "model.safetensors"), packed)
     row = rows_of((9,))
-    assert floats(loaded(quantized).run(row)[0]) @ floats(loaded(whole).run(row)[0]) > 0.99
+    assert floats(run(loaded(quantized), row)[0]) @ floats(run(loaded(whole), row)[0]) > 0.99
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,8 @@ def test_unit_length_and_layers_are_as_modules_say() -> None:
 @pytest.mark.parametrize(
     "files",
     [
-        {"modules": modules("Transformer", "Pooling", "LayerNorm")},
+        {"modules": modules("Transformer", "LayerNorm")},
+        {"modules": modules("Transformer", "Pooling")},
         {"modules": [{"type": PREFIX + "Transformer", "path": "0_Transformer"}]},
         {"modules": modules("Transformer", "Pooling"), "pooling": {"pooling_mode_weightedmean_tokens": True}},
         {
