@@ -97,16 +97,7 @@ async def _serve(settings: Settings, keyring: Keyring, ledger: TokenLedger, list
         unix_clock=time.time,
         observer=recorder,
     )
-    response_store = ResponseStore(
-        settings.responses_path,
-        StoreLimits(
-            keep_seconds=3600.0 * settings.responses.keep_hours,
-            holder_responses=settings.responses.key_responses,
-            holder_bytes=settings.responses.key_quota_bytes,
-            total_bytes=settings.responses.quota_bytes,
-        ),
-        unix_clock=time.time,
-    )
+    response_store = open_response_store(settings)
     app = create_app(
         settings=settings,
         keyring=keyring,
@@ -145,8 +136,7 @@ async def _serve(settings: Settings, keyring: Keyring, ledger: TokenLedger, list
         dispatch.preload(ModelName(model))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     asked_to_stop = asyncio.create_task(signals.first.wait())
-    counting = asyncio.create_task(ledger.keep_saved())
-    tidying = asyncio.create_task(response_store.keep_tidy())
+    housekeeping = asyncio.create_task(_keep_house(ledger, response_store))
     try:
         await asyncio.wait({dispatching, serving, asked_to_stop}, return_when=asyncio.FIRST_COMPLETED)
         if not asked_to_stop.done():
@@ -168,7 +158,7 @@ async def _serve(settings: Settings, keyring: Keyring, ledger: TokenLedger, list
         return 0
     finally:
         server.should_exit = server.force_exit = True
-        tasks = (dispatching, serving, asked_to_stop, counting, tidying)
+        tasks = (dispatching, serving, asked_to_stop, housekeeping)
         for task in tasks:
             task.cancel()
         for ended in await asyncio.gather(*tasks, return_exceptions=True):
@@ -183,10 +173,29 @@ async def _serve(settings: Settings, keyring: Keyring, ledger: TokenLedger, list
         prefill_lease(runtime_directory).unlink(missing_ok=True)
 
 
+async def _keep_house(ledger: TokenLedger, response_store: ResponseStore) -> None:
+    """Until cancelled: what is done now and then for the files in the home."""
+    await asyncio.gather(ledger.keep_saved(), response_store.keep_tidy())
+
+
 async def _drain(dispatch: Dispatch, settings: Settings, server: "_Server", serving: "asyncio.Task[None]") -> None:
     await dispatch.drain(settings.drain_seconds)
     server.should_exit = True
     await serving
+
+
+def open_response_store(settings: Settings) -> ResponseStore:
+    """Where responses go that are to be stored. Makes no file yet."""
+    return ResponseStore(
+        settings.responses_path,
+        StoreLimits(
+            keep_seconds=3600.0 * settings.responses.keep_hours,
+            holder_responses=settings.responses.key_responses,
+            holder_bytes=settings.responses.key_quota_bytes,
+            total_bytes=settings.responses.quota_bytes,
+        ),
+        unix_clock=time.time,
+    )
 
 
 def dispatch_settings(settings: Settings, environment: Mapping[str, str]) -> DispatchSettings:
