@@ -1,5 +1,7 @@
 """A real worker process with a real embedding model: vectors, scores, refusals, cancels, and how it ends."""
 
+import json
+import shutil
 import struct
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from protocol.generation import (
     Embed,
     Embedded,
     Failed,
+    LastWords,
     Prefilling,
     Queued,
     Ready,
@@ -28,8 +31,32 @@ from protocol.generation import (
 from protocol.ids import RequestId
 from protocol.latency import LatencyClass
 from tests.processes.running_worker import Start, WorkerProcess
+from tests.worker.embedding import tiny_encoders
+from tests.worker.tiny_models import CONFIGS, make_tiny_model
 
 SENTENCES = ("That is a happy person", "That is a happy dog", "That is a very happy person", "Today is a sunny day")
+
+
+def with_tokenizer(folder: Path, source: Path) -> Path:
+    """The model in `folder` reads text as the one in `source` does."""
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        if (source / name).exists():
+            shutil.copy(source / name, folder / name)
+    return folder
+
+
+def decoder(destination: Path, vocabulary_size: int, modules: list[str]) -> Path:
+    """A tiny Qwen3 with noise in its weights, as a folder of sentence-transformers."""
+    config = {**CONFIGS["llama"], "model_type": "qwen3", "vocab_size": vocabulary_size}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(CONFIGS, "qwen3", config)
+        make_tiny_model("qwen3", destination)
+    described = [{"type": f"sentence_transformers.{name}", "path": ""} for name in modules]
+    described += [{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]
+    (destination / "modules.json").write_text(json.dumps(described))
+    (destination / "1_Pooling").mkdir()
+    (destination / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
+    return destination
 
 
 def embed(worker: WorkerProcess, name: str, *texts: str, **more: object) -> RequestId:
@@ -138,3 +165,58 @@ def test_an_urgent_text_goes_before_the_rest_of_a_heap(start: Start, minilm: Pat
     assert (pong.waiting_requests, pong.running_rows) == (0, 0)
     assert pong.steps >= 2
     assert worker.of("heap")[-1] is failed
+
+
+def test_a_cross_encoder_reads_pairs_and_gives_no_vectors(start: Start, minilm: Path, tmp_path: Path) -> None:
+    """From a folder to scores: each pair alone has the score it has among others."""
+    config = {**tiny_encoders.BERT_RANKER, "vocab_size": 30522, "max_position_embeddings": 64}
+    tiny_encoders.make(config, tmp_path / "m")
+    worker = start(with_tokenizer(tmp_path / "m", minilm))
+    ready = worker.events[-1]
+    assert isinstance(ready, Ready)
+    assert (ready.capabilities, ready.context_tokens) == (("rerank",), 64)
+
+    documents = ("a dog", "Paris is the capital of France, and has been for long", "bees")
+    worker.send(Rerank(request_id=RequestId("all"), query="what?", documents=documents))
+    together = worker.next(Reranked)
+    assert len(set(together.scores)) == 3
+    for index, document in enumerate(documents):
+        worker.send(Rerank(request_id=RequestId(f"{index}"), query="what?", documents=(document,)))
+        assert worker.next(Reranked).scores == pytest.approx([together.scores[index]], abs=1e-6)
+
+    embed(worker, "vectors", "a")
+    assert worker.next(Failed).failure.kind is FailureKind.UNSUPPORTED
+    worker.send(Rerank(request_id=RequestId("long"), query="q " * 70, documents=("d",)))
+    assert worker.next(Failed).failure.param == "query"
+
+
+def test_a_decoder_embeds_from_a_folder(start: Start, smollm2: Path, tmp_path: Path) -> None:
+    """Its vectors keep their length where the folder does not ask for another; a long text runs in slices."""
+    folder = with_tokenizer(decoder(tmp_path / "m", 49152, ["models.Transformer"]), smollm2)
+    worker = start(folder, prefill_slice_seconds=0.001)
+    embed(worker, "two", "hello", "hello there")
+    two = worker.next(Embedded)
+    assert (two.dimensions, two.prompt_tokens) == (32, 3)
+    one, other = vectors(two)
+    assert dot(one, one) != pytest.approx(1.0, abs=1e-3)
+    assert one != pytest.approx(other, abs=1e-3)
+    before = worker.pong().steps
+    embed(worker, "long", "word " * 600)
+    assert worker.next(Embedded).prompt_tokens > 600
+    assert worker.pong().steps - before > 2
+
+
+def test_a_decoder_judges_from_a_folder(start: Start, smollm2: Path, script_model: Path, tmp_path: Path) -> None:
+    """By its tokens for yes and no; one whose tokenizer lacks them says so and does not start."""
+    modules = ["models.Transformer", "cross_encoder.modules.LogitScore"]
+    worker = start(with_tokenizer(decoder(tmp_path / "m", 49152, modules), smollm2))
+    worker.send(Rerank(request_id=RequestId("r"), query="what?", documents=("a dog", "a cat")))
+    scores = worker.next(Reranked).scores
+    assert len(set(scores)) == 2
+    assert all(0 < score < 1 for score in scores)
+
+    mute = start(with_tokenizer(decoder(tmp_path / "mute", 2048, modules), script_model), until=LastWords)
+    words = mute.events[-1]
+    assert isinstance(words, LastWords)
+    assert words.failure.kind is FailureKind.MODEL_UNAVAILABLE
+    assert "`yes`" in words.failure.message

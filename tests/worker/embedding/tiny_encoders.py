@@ -84,7 +84,7 @@ def _bert_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     is_roberta = "roberta" in config["model_type"]
     prefix = ("roberta." if is_roberta else "bert.") if is_ranker else ""
     found: dict[str, tuple[int, ...]] = {
-        "embeddings.word_embeddings.weight": (VOCABULARY, WIDTH),
+        "embeddings.word_embeddings.weight": (config["vocab_size"], WIDTH),
         "embeddings.position_embeddings.weight": (config["max_position_embeddings"], WIDTH),
         "embeddings.token_type_embeddings.weight": (config["type_vocab_size"], WIDTH),
         **_norm("embeddings.LayerNorm"),
@@ -107,7 +107,7 @@ def _bert_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 def _modern_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {
-        "model.embeddings.tok_embeddings.weight": (VOCABULARY, WIDTH),
+        "model.embeddings.tok_embeddings.weight": (config["vocab_size"], WIDTH),
         "model.embeddings.norm.weight": (WIDTH,),
         "model.final_norm.weight": (WIDTH,),
     }
