@@ -18,6 +18,7 @@ import pytest
 from tests.cases.conftest import MODEL
 from tests.fakes.http_answers import Answer, ask, ask_whole, assert_serves, body, open_stream
 from tests.fakes.live_service import LiveService, live_service, until
+from tests.fakes.ordinary_rights import files_can_be_forbidden
 from tests.fakes.script_model import said_by
 
 ENDLESS: dict[str, Any] = {"said": "SC20", "max_tokens": 1_000_000}
@@ -293,14 +294,14 @@ BREAKS = {
     "dangling": (_dangling, "model.safetensors"),
     "cut": (_cut_weights, "model.safetensors"),
     "weightless": (_no_weights, "safetensors"),
-    **({} if os.geteuid() == 0 else {"unreadable": (_unreadable, "config.json")}),  # root reads everything
+    **({"unreadable": (_unreadable, "config.json")} if files_can_be_forbidden() else {}),
 }
 
 
 @pytest.fixture(scope="module")
 def mixed(script_model: Path) -> Iterator[LiveService]:
     """Good, broken, and good-looking models side by side."""
-    with live_service({MODEL: script_model}) as service:
+    with live_service({MODEL: script_model}, rights="ordinary") as service:
         folders = service.home / "models"
         for name, (break_it, _) in BREAKS.items():
             break_it(_copy(script_model, folders / name))

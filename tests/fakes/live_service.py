@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Literal, TypeVar
 
 import httpx
 import psutil
@@ -19,6 +19,7 @@ import psutil
 from gateway.config import Settings, load_settings
 from gateway.control import ControlError, fetch_status
 from gateway.status import AdminStatus, ModelStatus
+from tests.fakes.ordinary_rights import drop_roots_rights
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 30.0
@@ -40,7 +41,10 @@ def until(what: str, look: Callable[[], Seen], *, seconds: float = 10.0) -> Seen
 class LiveService:
     """One home with its models; `start`, end and start it again as often as a test wants. Its log is one file."""
 
-    def __init__(self, models: Mapping[str, Path], settings_toml: str) -> None:
+    def __init__(
+        self, models: Mapping[str, Path], settings_toml: str, *, rights: Literal["ours", "ordinary"] = "ours"
+    ) -> None:
+        self.rights = rights
         self.home = Path(tempfile.mkdtemp(prefix="mlxd"))
         for name, folder in models.items():
             self.add_model(name, folder)
@@ -89,6 +93,7 @@ class LiveService:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
+            preexec_fn=drop_roots_rights if self.rights == "ordinary" else None,
         )
         until("the service listens", self._announced, seconds=START_SECONDS)
 
@@ -226,9 +231,11 @@ class LiveService:
 
 
 @contextlib.contextmanager
-def live_service(models: Mapping[str, Path], *, settings_toml: str = "") -> Generator[LiveService]:
+def live_service(
+    models: Mapping[str, Path], *, settings_toml: str = "", rights: Literal["ours", "ordinary"] = "ours"
+) -> Generator[LiveService]:
     """A started service. At the end it is stopped, unless the test did that; its log must hold no traceback."""
-    service = LiveService(models, settings_toml)
+    service = LiveService(models, settings_toml, rights=rights)
     try:
         service.start()
         yield service

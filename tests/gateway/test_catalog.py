@@ -3,6 +3,7 @@
 import json
 import os
 import struct
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.catalog import Catalog
+from tests.fakes.ordinary_rights import drop_roots_rights, files_can_be_forbidden
 
 CONFIG = {"model_type": "llama", "max_position_embeddings": 4096}
 
@@ -211,7 +213,15 @@ def test_a_broken_folder_is_listed_with_its_reason(models: Path, fault: Callable
     assert catalog.entries()[1].problem is None
 
 
-@pytest.mark.skipif(os.getuid() == 0, reason="root reads everything")
+PROBLEMS = """
+import json, sys
+from pathlib import Path
+from gateway.catalog import Catalog
+print(json.dumps({entry.name: entry.problem for entry in Catalog([Path(sys.argv[1])]).entries()}))
+"""
+
+
+@pytest.mark.skipif(not files_can_be_forbidden(), reason="nothing can be kept from this user")
 def test_unreadable_files_and_folders(models: Path):
     """E06: what this user may not read is listed with that reason."""
     config, weights = make_model(models / "config"), make_model(models / "weights")
@@ -220,9 +230,16 @@ def test_unreadable_files_and_folders(models: Path):
     (weights / "model.safetensors").chmod(0)
     closed.chmod(0)
     try:
-        problems = {entry.name: entry.problem for entry in Catalog([models]).entries()}
+        listed = subprocess.run(
+            [sys.executable, "-c", PROBLEMS, str(models)],
+            cwd=Path(__file__).parents[2],
+            preexec_fn=drop_roots_rights,
+            capture_output=True,
+            check=True,
+        )
     finally:
         closed.chmod(0o700)
+    problems = json.loads(listed.stdout)
     assert "config.json cannot be read" in (problems["config"] or "")
     assert "model.safetensors cannot be read" in (problems["weights"] or "")
     assert "folder cannot be read" in (problems["closed"] or "")
