@@ -4,8 +4,7 @@ Runs on the text thread: a long prompt takes long to tokenize, and a template is
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from itertools import product
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jinja2
@@ -14,8 +13,9 @@ from tokenizers import Tokenizer
 from protocol.failures import Failure, FailureKind
 from protocol.generation import ChatMessage, ChatPrompt, Generate, Prompt, TextPrompt, TokenPrompt
 from protocol.ids import BLOCK_TOKENS, GRAIN_TOKENS
+from worker.answers.call_syntax import CallSyntax
 from worker.answers.openai_tools import openai_tool
-from worker.answers.tool_preamble import told_of_tools, without_calls
+from worker.conversations import Conversation, ToldBy, conversations
 from worker.fill_in import fill_in_text
 from worker.template_messages import lost_call, template_messages, ways
 
@@ -58,9 +58,6 @@ class PromptRefused(Exception):
 Tail = Literal["wanted", "unwanted"]
 """Whether to find out what of a prompt the template put behind the last message: that takes a second rendering."""
 
-ToldBy = Literal["template", "preamble"]
-"""Who told the model of its tools, and so how it will write a call."""
-
 
 class Rendered(NamedTuple):
     """A chat as text. `tail` is what the template put behind the last message; empty where that was not wanted."""
@@ -82,12 +79,16 @@ class PromptTokens(NamedTuple):
 
 
 def prompt_tokens(
-    tokenizer: PromptTokenizer, prompt: Prompt, vocabulary_size: int, tail: Tail = "unwanted"
+    tokenizer: PromptTokenizer,
+    prompt: Prompt,
+    vocabulary_size: int,
+    tail: Tail = "unwanted",
+    syntax: CallSyntax | None = None,
 ) -> PromptTokens:
     """The prompt's tokens, at least one. Raises PromptRefused."""
     match prompt:
         case ChatPrompt():
-            rendered = render_chat(tokenizer, prompt, tail)
+            rendered = render_chat(tokenizer, prompt, tail, syntax)
             tokens = _chat_tokens(tokenizer, rendered.text, prompt)
             tokens = tokens._replace(tail=rendered.tail, told_by=rendered.told_by)
         case TextPrompt(text=text, suffix=""):
@@ -176,13 +177,13 @@ def resolve_max_tokens(request: Generate, prompt_tokens: int, context_tokens: in
     return left if request.max_tokens is None else min(request.max_tokens, left)
 
 
-def render_chat(tokenizer: PromptTokenizer, prompt: ChatPrompt, tail: Tail = "unwanted") -> Rendered:
+def render_chat(
+    tokenizer: PromptTokenizer, prompt: ChatPrompt, tail: Tail = "unwanted", syntax: CallSyntax | None = None
+) -> Rendered:
     """The template's text, ending where the assistant's answer begins, or goes on. Raises PromptRefused.
 
-    The messages are tried as they are. Many templates raise on a system message that is not the first, or drop it;
-    then such messages are folded into the user turn that follows, so that every earlier token stays what it was
-    (hoisting them to the front would change the whole prefix at each turn). A template that does not know tools, or
-    drops a call, gets both as text (see `tool_preamble`).
+    The messages are tried as they are, then in other words (see `conversations`), until the template takes them and
+    loses none of them. `syntax` is how this model writes a call, for a template that drops those of the past.
     """
     if not tokenizer.has_chat_template:
         raise _refused("this model has no chat template; use /v1/completions", "messages")
@@ -192,99 +193,82 @@ def render_chat(tokenizer: PromptTokenizer, prompt: ChatPrompt, tail: Tail = "un
     if prompt.ending == "continue" and prompt.messages[-1:] and prompt.messages[-1].role != "assistant":
         raise _refused("only an assistant message can be continued, and the last one is none", "messages")
     source = str(tokenizer.chat_template)
-    messages = prompt.messages
-    if "developer" not in source:
-        messages = tuple(_as_system(message) for message in messages)
     reasons: list[str] = []
-    for attempt, told_by in _attempts(messages, prompt, source):
-        for way in ways(attempt):
-            conversation = template_messages(attempt, way, source)
+    for conversation in conversations(prompt.messages, prompt.tools, source, syntax):
+        for way in ways(conversation.messages):
+            messages = template_messages(conversation.messages, way, source)
             try:
-                text = _apply(tokenizer, conversation, prompt, told_by, _GENERATION[prompt.ending])
-            except _TEMPLATE_FAILURES as why:
+                return _rendered(tokenizer, prompt, conversation, messages, tail)
+            except (_Lost, *_TEMPLATE_FAILURES) as why:
                 reasons.append(str(why))
-                continue
-            lost = _lost(attempt, text, prompt, told_by)
-            if lost:
-                reasons.append(lost)
-                continue
-            if prompt.ending == "continue":
-                return _left_open(text, attempt[-1], told_by)
-            without = ""
-            if tail == "wanted":
-                without = _apply(tokenizer, conversation, prompt, told_by, "no")
-            return Rendered(text, text[len(without) :] if text.startswith(without) else text[-_TAIL:], told_by)
     raise _refused(f"the model's chat template refused the messages: {reasons[0]}", "messages")
 
 
 _TEMPLATE_FAILURES = (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError)
-_GENERATION: dict[str, Literal["yes", "no"]] = {"new_message": "yes", "continue": "no"}
-_TAIL = 64
-"""How much of a prompt's end is looked at for a marker where the template's own part of it is not known."""
 
 
-def _attempts(
-    messages: tuple[ChatMessage, ...], prompt: ChatPrompt, source: str
-) -> Iterator[tuple[tuple[ChatMessage, ...], ToldBy]]:
-    """Conversations to try, from what was sent to what differs most from it."""
-    kinds: list[tuple[tuple[ChatMessage, ...], ToldBy]] = []
-    has_calls = any(message.tool_calls or message.role == "tool" for message in messages)
-    # Without a source mlx-lm renders with code of its own, which is for models that know tools.
-    knows = source == "None"
-    if (knows or not prompt.tools or "tools" in source) and (knows or not has_calls or "tool" in source):
-        kinds.append((messages, "template"))
-    if prompt.tools:
-        kinds.append((told_of_tools(messages, prompt.tools), "preamble"))
-    elif has_calls:
-        kinds.append((without_calls(messages), "template"))
-    for (kind, told_by), fold in product(kinds, (tuple[ChatMessage, ...], fold_system_messages)):
-        yield fold(kind), told_by
+class _Lost(Exception):
+    """A template dropped something of the conversation."""
 
 
-def _left_open(text: str, message: ChatMessage, told_by: ToldBy) -> Rendered:
+def _rendered(
+    tokenizer: PromptTokenizer,
+    prompt: ChatPrompt,
+    conversation: Conversation,
+    messages: list[dict[str, Any]],
+    tail: Tail,
+) -> Rendered:
+    """One way to say it. Raises _Lost, PromptRefused, or whatever the template does."""
+    generation_prompt = "no" if prompt.ending == "continue" else "yes"
+    text = _apply(tokenizer, messages, prompt, conversation.told_by, generation_prompt)
+    lost = _lost(conversation, text, prompt)
+    if lost:
+        raise _Lost(lost)
+    if prompt.ending == "continue":
+        return _left_open(text, conversation)
+    if tail == "unwanted":
+        return Rendered(text, "", conversation.told_by)
+    without = _apply(tokenizer, messages, prompt, conversation.told_by, "no")
+    return Rendered(text, _behind(without, text), conversation.told_by)
+
+
+def _behind(without: str, text: str) -> str:
+    """What `text` has more than `without`, from the tag on in which they part."""
+    low, high = 0, min(len(without), len(text))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if text.startswith(without[:middle]):
+            low = middle
+        else:
+            high = middle - 1
+    opened = text.rfind("<", 0, low)
+    return text[opened:] if opened >= 0 and ">" not in text[opened:low] and low - opened < _TAG else text[low:]
+
+
+_TAG = 32
+"""No tag is longer."""
+
+
+def _left_open(text: str, conversation: Conversation) -> Rendered:
     """The text up to the end of its last message, whose own text decides whether it goes on thinking."""
-    content = message.content.rstrip()
+    content = conversation.messages[-1].content.rstrip()
     at = text.rfind(content)
     if not content or at < 0:
         raise _refused("the model's chat template changes the last message, so it cannot be continued", "messages")
-    return Rendered(text[: at + len(content)], content, told_by)
+    return Rendered(text[: at + len(content)], content, conversation.told_by)
 
 
-def _lost(messages: Sequence[ChatMessage], text: str, prompt: ChatPrompt, told_by: ToldBy) -> str:
+def _lost(conversation: Conversation, text: str, prompt: ChatPrompt) -> str:
     """What the template dropped; empty if nothing."""
-    lost = _lost_instruction(messages, text)
+    lost = _lost_instruction(conversation.messages, text)
     if lost is not None:
         return f"the model's chat template drops messages[{lost}]"
-    lost = lost_call(messages, text)
+    lost = lost_call(conversation.messages, text)
     if lost is not None:
         return f"the model's chat template drops the tool calls of messages[{lost}]"
-    if told_by == "template" and any(tool.name not in text for tool in prompt.tools):
+    if conversation.told_by == "template" and any(tool.name not in text for tool in prompt.tools):
         return "the model's chat template drops the tools"
     return ""
-
-
-def fold_system_messages(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
-    """Leading system messages become one; later ones go into the user message that follows (or end the one before)."""
-    leading: list[str] = []
-    folded: list[ChatMessage] = []
-    notes: list[str] = []
-    for message in messages:
-        if message.role in ("system", "developer"):
-            (notes if folded else leading).append(message.content)
-        elif message.role == "user" and notes:
-            folded.append(_with_content(message, "\n\n".join([*notes, message.content])))
-            notes = []
-        else:
-            folded.append(message)
-    if notes:
-        last_user = next((i for i in reversed(range(len(folded))) if folded[i].role == "user"), None)
-        if last_user is None:
-            folded.append(ChatMessage(role="user", content="\n\n".join(notes)))
-        else:
-            folded[last_user] = _with_content(folded[last_user], "\n\n".join([folded[last_user].content, *notes]))
-    if leading:
-        folded.insert(0, ChatMessage(role="system", content="\n\n".join(leading)))
-    return tuple(folded)
 
 
 def _apply(
@@ -306,16 +290,6 @@ def _lost_instruction(messages: Sequence[ChatMessage], text: str) -> int | None:
         if message.role in ("system", "developer") and message.content.strip() not in text:
             return index
     return None
-
-
-def _as_system(message: ChatMessage) -> ChatMessage:
-    if message.role != "developer":
-        return message
-    return ChatMessage(role="system", content=message.content, name=message.name)
-
-
-def _with_content(message: ChatMessage, content: str) -> ChatMessage:
-    return ChatMessage(role=message.role, content=content, name=message.name)
 
 
 def _refused(message: str, param: str) -> PromptRefused:

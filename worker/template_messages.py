@@ -40,11 +40,17 @@ def template_messages(messages: Sequence[ChatMessage], way: TemplateWay, templat
 
 
 def lost_call(messages: Sequence[ChatMessage], text: str) -> int | None:
-    """The index of a message whose call is not in the rendered text, or stands there as Python and not as JSON."""
+    """The index of a message whose call is not in the rendered text, or stands there as Python and not as JSON.
+
+    Looked for behind the messages before it: most templates name the tools themselves in front of all of them.
+    """
+    behind = 0
     for index, message in enumerate(messages):
+        found = text.find(message.content.strip(), behind)
+        behind = max(behind, found)
         for call in message.tool_calls:
             as_python = str(call.arguments)
-            if call.name not in text or ("'" in as_python and as_python in text):
+            if text.find(call.name, behind) < 0 or ("'" in as_python and as_python in text):
                 return index
     return None
 

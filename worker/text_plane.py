@@ -122,7 +122,11 @@ class TextPlane:
             )
         splits = request.reasoning == "split" and self._formats.thinking is not None
         prompt = prompt_tokens(
-            self._tokenizer, request.prompt, vocabulary_size, tail="wanted" if splits else "unwanted"
+            self._tokenizer,
+            request.prompt,
+            vocabulary_size,
+            tail="wanted" if splits else "unwanted",
+            syntax=self._formats.calls.syntax if self._formats.calls is not None else None,
         )
         token_ids = prompt.token_ids
         max_tokens = resolve_max_tokens(request, len(token_ids), self._context_tokens)

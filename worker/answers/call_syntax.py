@@ -150,3 +150,13 @@ COMMAND = CallSyntax(
     markers=("<|START_ACTION|>", "<|END_ACTION|>"),
 )
 """Command R7B and Command A."""
+
+GIGACHAT = CallSyntax(
+    before_name='<|function_call|>{"name": "',
+    before_arguments='", "arguments": ',
+    after_arguments="}",
+    markers=("<|function_call|>",),
+)
+
+FUNCTIONARY = CallSyntax(before_name="<function=", before_arguments=">", after_arguments="</function>")
+"""Functionary 3.1."""

@@ -15,7 +15,7 @@ from protocol.tools import Tool
 from worker.answers import call_syntax, tagged_calls
 from worker.answers.call_syntax import CallSyntax
 from worker.answers.gemma_calls import read_function_gemma_calls, read_gemma4_calls
-from worker.answers.json_calls import read_json_calls
+from worker.answers.json_calls import read_json_calls, read_keyed_calls
 from worker.answers.pythonic_calls import read_pythonic_calls
 from worker.answers.readings import ReadCall, Reader, Reading
 from worker.answers.tagged_calls import read_tagged_calls
@@ -148,13 +148,15 @@ MINIMAX = _whole(
     partial(read_tagged_calls, tagged_calls.MINIMAX),
     value=("<parameter name=", "</parameter>"),
 )
-DEEPSEEK_V32 = _whole(
-    "deepseek_v32",
-    "<｜DSML｜function_calls>",
-    "</｜DSML｜function_calls>",
-    partial(read_tagged_calls, tagged_calls.DEEPSEEK_V32),
-    value=("<｜DSML｜parameter name=", "</｜DSML｜parameter>"),
+DEEPSEEK_V32 = CallFormat(
+    name="deepseek_v32",
+    opens=("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"),
+    closes=("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"),
+    read=partial(read_tagged_calls, tagged_calls.DEEPSEEK_V32),
+    goes_on=partial(_is_open, "<｜DSML｜parameter name=", "</｜DSML｜parameter>"),
+    syntax=call_syntax.json_between("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
 )
+"""DeepSeek V3.2 and V4."""
 
 GEMMA4 = _whole("gemma4", "<|tool_call>", "<tool_call|>", read_gemma4_calls)
 FUNCTION_GEMMA = _whole("function_gemma", "<start_function_call>", "<end_function_call>", read_function_gemma_calls)
@@ -271,25 +273,74 @@ COMMAND_R = CallFormat(
 """Command-R and R+ of 2024."""
 
 
+def _json_list(name: str, opens: str, closes: str) -> CallFormat:
+    """Calls as a JSON list between markers, or as objects one after another."""
+    return CallFormat(
+        name=name,
+        opens=(opens,),
+        closes=(closes,),
+        read=read_json_calls,
+        header=_compiled(_LIST_ITEM),
+        item_end=_list_end(closes),
+        syntax=call_syntax.json_between(opens, closes),
+    )
+
+
+TOOL_CALLS = _json_list("tool_calls", "<tool_calls>", "</tool_calls>")
+"""Apriel, MiniMax M1."""
+NEMOTRON = _json_list("nemotron", "<TOOLCALL>", "</TOOLCALL>")
+"""Nemotron Nano v2."""
+APERTUS = _whole("apertus", "<|tools_prefix|>", "<|tools_suffix|>", read_keyed_calls)
+GIGACHAT = CallFormat(
+    name="gigachat",
+    opens=("<|function_call|>",),
+    read=read_json_calls,
+    header=_compiled(_JSON_ITEM),
+    item_end=_compiled(r"\s*\}"),
+    syntax=call_syntax.GIGACHAT,
+)
+FUNCTIONARY = CallFormat(
+    name="functionary",
+    opens=("<function=",),
+    closes=("</function>",),
+    read=read_json_calls,
+    header=_compiled(r"(?P<name>[^>\s]+)>\s*\{"),
+    item_end=_compiled(r"\s*</function>"),
+    syntax=call_syntax.FUNCTIONARY,
+)
+"""Functionary 3.1."""
+SOLAR = CallFormat(
+    name="solar",
+    opens=("<|tool_call:begin|>",),
+    closes=("<|tool_call:end|>",),
+    sections=("<|tool_calls|>", "<|calls|>"),
+    read=read_json_calls,
+    header=_compiled(r"\s*\S*?\s*<\|tool_call:name\|>\s*(?P<name>[^<\s]+)\s*<\|tool_call:args\|>\s*\{"),
+    item_end=_compiled(r"\s*<\|tool_call:end\|>"),
+)
+"""Solar Open. Each call has an id of the model's making, so none can be forced."""
+
+
 def _nothing(inside: str, tools: Sequence[Tool]) -> Reading | None:
     del inside, tools
     return None
 
 
+_HARMONY_ITEM = (
+    r"(?P<name>[\w.-]+)\s*(?:<\|channel\|>\s*\w+\s*)?(?:<\|constrain\|>)?\s*(?:json|JSON|code)?\s*<\|message\|>\s*\{"
+)
 HARMONY = CallFormat(
     name="harmony",
     opens=(
         "<|channel|>commentary to=functions.",
         "<|channel|>analysis to=functions.",
         "<|start|>assistant to=functions.",
-        " to=functions.",
     ),
     closes=("<|call|>", "<|end|>"),
     read=_nothing,
-    header=_compiled(
-        r"(?P<name>[\w.-]+)\s*(?:<\|channel\|>\s*\w+\s*)?(?:<\|constrain\|>)?\s*(?:json|JSON|code)?\s*<\|message\|>\s*\{"
-    ),
+    header=_compiled(rf"(?:to=functions\.)?{_HARMONY_ITEM}"),
     item_end=_compiled(r"\s*(?:<\|call\|>|<\|end\|>)"),
+    bare=_compiled(rf"to=functions\.{_HARMONY_ITEM}"),
     syntax=call_syntax.HARMONY,
 )
 """gpt-oss. Its other channels are reasoning and text: see `thinking`."""

@@ -32,6 +32,19 @@ def read_json_calls(inside: str, tools: Sequence[Tool]) -> Reading | None:
     return Reading(tuple(calls)) if calls else None
 
 
+def read_keyed_calls(inside: str, tools: Sequence[Tool]) -> Reading | None:
+    """Calls as `[{"get_weather": {"city": "Oslo"}}]`: the name is the key."""
+    del tools
+    try:
+        value = json.loads(inside)
+        named = [pair for call in value for pair in call.items()]
+    except (ValueError, RecursionError, TypeError, AttributeError):
+        return None
+    if not named or not all(name and isinstance(arguments, dict) for name, arguments in named):
+        return None
+    return Reading(tuple(ReadCall(name, as_json(arguments)) for name, arguments in named))
+
+
 def mend_json_calls(inside: str, tools: Sequence[Tool]) -> Reading | None:
     """Calls in what is almost JSON: raw control characters, wrong escapes, wrong brackets at the end, wrong quotes."""
     text = inside.strip()

@@ -42,6 +42,8 @@ _KNOWN = (
     _pair("<seed:think>", "</seed:think>"),
     _pair("<|think:start|>", "<|think:end|>"),
     _pair("[THINK]", "[/THINK]"),
+    _pair("<mm:think>", "</mm:think>"),
+    _pair("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", "[END FINAL RESPONSE]"),
     _pair("<|channel>thought", "<channel|>"),
     _pair("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     _pair(
