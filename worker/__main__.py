@@ -225,7 +225,7 @@ class Worker:
         text_plane = TextPlane(
             tokenizer=tokenizer,
             formats=formats,
-            questions=TokenQuestions(tokenizer, wrapped, context_tokens=context),
+            questions=TokenQuestions(tokenizer, wrapped, context_tokens=context, syntax=formats.syntax),
             context_tokens=context,
             deliver=self._inbox.put,
             send=self._send,

@@ -28,12 +28,13 @@ def conversations(
     Many templates raise on a system message that is not the first, or drop it; then such messages are folded into the
     user turn that follows, so that every earlier token stays what it was (hoisting them to the front would change the
     whole prefix at each turn). Some take one call a message only; some know tools but no calls of the past, which are
-    then text as the model writes it (`syntax`); some know neither, and the model is told by a text of ours.
+    then text as the model writes it (`syntax`); some know neither, and the model is told by a text of ours. So it is,
+    too, where nobody knows how the template teaches it to call (`syntax` None).
     `template` "None": mlx-lm renders with code of its own, which is for models that know all of it.
     """
     messages = tuple(given) if "developer" in template else tuple(_as_system(message) for message in given)
     knows_all = template == "None"
-    knows_tools = knows_all or not tools or "tools" in template
+    knows_tools = not tools or (syntax is not None and (knows_all or "tools" in template))
     has_calls = any(message.tool_calls or message.role == "tool" for message in messages)
     kinds: list[Conversation] = []
     if knows_tools and (knows_all or not has_calls or "tool" in template):

@@ -46,12 +46,11 @@ def lost_call(messages: Sequence[ChatMessage], text: str) -> int | None:
     """
     behind = 0
     for index, message in enumerate(messages):
-        found = text.find(message.content.strip(), behind)
-        behind = max(behind, found)
         for call in message.tool_calls:
             as_python = str(call.arguments)
             if text.find(call.name, behind) < 0 or ("'" in as_python and as_python in text):
                 return index
+        behind = max(behind, text.find(message.content.strip(), behind))
     return None
 
 

@@ -126,7 +126,7 @@ class TextPlane:
             request.prompt,
             vocabulary_size,
             tail="wanted" if splits else "unwanted",
-            syntax=self._formats.calls.syntax if self._formats.calls is not None else None,
+            syntax=self._formats.syntax,
         )
         token_ids = prompt.token_ids
         max_tokens = resolve_max_tokens(request, len(token_ids), self._context_tokens)

@@ -4,6 +4,7 @@ from typing import Any, Protocol
 
 from protocol.failures import Failure, FailureKind
 from protocol.generation import ChatPrompt, Detokenize, Detokenized, TextPrompt, Tokenize, Tokenized, TokenPrompt
+from worker.answers.call_syntax import CallSyntax
 from worker.detokenizer import whole_text_decoder
 from worker.prompts import PromptRefused, PromptTokenizer, prompt_tokens
 
@@ -17,10 +18,21 @@ class Vocabulary(Protocol):
 
 
 class TokenQuestions:
-    """Answers them by one tokenizer. Belongs to one thread. `tokenizer` is mlx-lm's, which wraps `vocabulary`."""
+    """Answers them by one tokenizer. Belongs to one thread. `tokenizer` is mlx-lm's, which wraps `vocabulary`.
 
-    def __init__(self, tokenizer: PromptTokenizer, vocabulary: Vocabulary, *, context_tokens: int) -> None:
+    `syntax` is how the model writes a call, where that is known (see `render_chat`).
+    """
+
+    def __init__(
+        self,
+        tokenizer: PromptTokenizer,
+        vocabulary: Vocabulary,
+        *,
+        context_tokens: int,
+        syntax: CallSyntax | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._syntax = syntax
         self._vocabulary = vocabulary
         self._decode = whole_text_decoder(vocabulary)
         self._context_tokens = context_tokens
@@ -43,7 +55,7 @@ class TokenQuestions:
     def _token_ids(self, asked: Tokenize) -> list[int]:
         match asked.prompt:
             case ChatPrompt():
-                return prompt_tokens(self._tokenizer, asked.prompt, self._size).token_ids
+                return prompt_tokens(self._tokenizer, asked.prompt, self._size, syntax=self._syntax).token_ids
             case TextPrompt(text=text):
                 return self._tokenizer.encode(text, add_special_tokens=asked.special_tokens == "add")
             case TokenPrompt(token_ids=token_ids):

@@ -18,10 +18,12 @@ from protocol.generation import ChatMessage, ChatPrompt, Generate, TextPrompt, T
 from protocol.ids import RequestId
 from protocol.sampling import Sampling
 from protocol.tools import Tool
+from worker.answers import call_syntax
+from worker.answers.call_syntax import HERMES
+from worker.conversations import fold_system_messages
 from worker.prompts import (
     RESERVED_TEMPLATE_ARGUMENTS,
     PromptRefused,
-    fold_system_messages,
     prompt_tokens,
     render_chat,
     resolve_max_tokens,
@@ -286,10 +288,10 @@ def raise_exception(message: str) -> None:
 
 def test_tools_reach_the_template_in_the_clients_order(script: Any) -> None:
     """As OpenAI's tools, keys in the order in which they came, the same bytes every time: a prefix depends on it."""
-    rendered = render_chat(script, with_tools())
+    rendered = render_chat(script, with_tools(), syntax=HERMES)
 
     assert rendered.told_by == "template"
-    assert rendered.text == render_chat(script, with_tools()).text
+    assert rendered.text == render_chat(script, with_tools(), syntax=HERMES).text
     assert rendered.text.index("get_weather") < rendered.text.index("get_time")
     assert rendered.text.index('"zone"') < rendered.text.index('"city"')
     assert '{"type": "function", "function": {"name": "get_weather", "description": "The weather"' in rendered.text
@@ -298,13 +300,61 @@ def test_tools_reach_the_template_in_the_clients_order(script: Any) -> None:
 @pytest.mark.parametrize("source", ["", "{{ tools and '' }}"])
 def test_a_template_that_knows_no_tools_is_told_of_them(source: str) -> None:
     """Also one that has the word and drops them."""
-    rendered = render_chat(TemplateOnly(lines, source), with_tools(says("system", "be brief"), *CALLED))
+    rendered = render_chat(TemplateOnly(lines, source), with_tools(says("system", "be brief"), *CALLED), syntax=HERMES)
 
     assert rendered.told_by == "preamble"
     assert rendered.text.startswith("[system]be brief")
     assert rendered.text.index("get_weather") < rendered.text.index("get_time")
     assert '{"name": "get_weather", "arguments": {"city": "Oslo"}}' in rendered.text
     assert "[user]<tool_response>\n12 degrees" in rendered.text
+
+
+def test_a_template_whose_calls_nobody_can_read_is_not_left_to_tell(script: Any) -> None:
+    """A model that is told by its template would call in a format that ends up as text."""
+    assert render_chat(script, with_tools()).told_by == "preamble"
+
+
+def test_tools_without_a_system_message() -> None:
+    """Gemma 2 and its kin take none: then the tools stand before the first question."""
+
+    def strict(conversation: list[dict[str, Any]]) -> str:
+        if any(message["role"] not in ("user", "assistant") for message in conversation):
+            raise jinja2.TemplateError("System role not supported")
+        return lines(conversation)
+
+    rendered = render_chat(TemplateOnly(strict), with_tools(*CALLED))
+
+    assert rendered.text.startswith("[user]You can call functions.")
+    assert "</tool_response>" in rendered.text
+
+
+def test_calls_that_a_template_drops_are_text_of_the_models_own_kind() -> None:
+    """Some render the tools and forget the calls: a model must see what it called, as it would write it."""
+    source = "{{ tools }}\n{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    rendered = render_chat(Jinja(source), with_tools(*CALLED), syntax=call_syntax.MISTRAL_NAMED)
+
+    assert rendered.told_by == "template"
+    assert '[assistant][TOOL_CALLS]get_weather[ARGS]{"city": "Oslo"}[tool]12 degrees' in rendered.text
+
+
+def test_a_template_that_takes_one_call_a_message() -> None:
+    """Llama 3 raises for more: then each call stands before its own result."""
+    source = (
+        _LOOP + "{% if m.tool_calls %}{% if m.tool_calls | length > 1 %}{{ raise_exception('only one') }}{% endif %}"
+        "{{ m.tool_calls[0].function.name }}{{ m.tool_calls[0].function.arguments | tojson }}{% endif %}"
+        "{{ m.content }}{% endfor %}"
+    )
+    calls = (CALL, ToolCall(id="2", name="get_time", arguments={}))
+    messages = (
+        says("user", "?"),
+        says("assistant", "so", tool_calls=calls),
+        says("tool", "noon", tool_call_id="2"),
+        says("tool", "12 degrees", tool_call_id=CALL.id),
+    )
+
+    assert render_chat(Jinja(source), chat(*messages)).text == (
+        '[user]?[assistant]get_weather{"city": "Oslo"}so[tool]12 degrees[assistant]get_time{}[tool]noon'
+    )
 
 
 _LOOP = "{% for m in messages %}[{{ m.role }}]"

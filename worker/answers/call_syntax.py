@@ -160,3 +160,31 @@ GIGACHAT = CallSyntax(
 
 FUNCTIONARY = CallSyntax(before_name="<function=", before_arguments=">", after_arguments="</function>")
 """Functionary 3.1."""
+
+SOLAR = CallSyntax(
+    section_start="<|tool_calls|>",
+    before_name="<|tool_call:begin|>0<|tool_call:name|>",
+    before_arguments="<|tool_call:args|>",
+    after_arguments="<|tool_call:end|>",
+    section_end="<|calls|>",
+    markers=(
+        "<|tool_calls|>",
+        "<|tool_call:begin|>",
+        "<|tool_call:name|>",
+        "<|tool_call:args|>",
+        "<|tool_call:end|>",
+        "<|calls|>",
+    ),
+    max_calls=1,
+)
+"""Solar Open. Each call has an id of the model's making, which this text cannot: one call only."""
+
+COMMAND_R = CallSyntax(
+    section_start="Action: ```json\n[",
+    before_name='{"tool_name": "',
+    before_arguments='", "parameters": ',
+    after_arguments="}",
+    separator=", ",
+    section_end="]\n```",
+)
+"""Command-R and R+ of 2024."""

@@ -51,7 +51,7 @@ class CallFormat:
     another header comes in this envelope. `bare` matches calls that begin with no marker, where an answer begins or
     another call ended; if it has a group `known_name`, that must be one of the tools. `goes_on` says of an inside that
     a value in it is open, so that the marker behind may be a part of it. `inside` "needs_marker": what reads well may
-    yet have lacked its last arguments. `syntax` is how to write a call.
+    yet have lacked its last arguments. `syntax` is how to write a call, in a way that is read back.
     """
 
     name: str
@@ -64,7 +64,7 @@ class CallFormat:
     bare: Pattern | None = None
     goes_on: Callable[[str], bool] | None = None
     inside: Literal["ends_itself", "needs_marker"] = "ends_itself"
-    syntax: CallSyntax | None = None
+    syntax: CallSyntax
 
 
 _NAME = r'"(?P<name>[^"\\]+)"'
@@ -268,7 +268,11 @@ COMMAND = CallFormat(
 )
 """Command R7B and Command A."""
 COMMAND_R = CallFormat(
-    name="command_r", opens=("Action: ```json", "Action:```json"), closes=("```",), read=read_json_calls
+    name="command_r",
+    opens=("Action: ```json", "Action:```json"),
+    closes=("```",),
+    read=read_json_calls,
+    syntax=call_syntax.COMMAND_R,
 )
 """Command-R and R+ of 2024."""
 
@@ -317,8 +321,9 @@ SOLAR = CallFormat(
     read=read_json_calls,
     header=_compiled(r"\s*\S*?\s*<\|tool_call:name\|>\s*(?P<name>[^<\s]+)\s*<\|tool_call:args\|>\s*\{"),
     item_end=_compiled(r"\s*<\|tool_call:end\|>"),
+    syntax=call_syntax.SOLAR,
 )
-"""Solar Open. Each call has an id of the model's making, so none can be forced."""
+"""Solar Open."""
 
 
 def _nothing(inside: str, tools: Sequence[Tool]) -> Reading | None:
@@ -348,9 +353,7 @@ HARMONY = CallFormat(
 
 def foreign(opens: str, closes: str) -> CallFormat:
     """A format that only mlx-lm's own parser reads."""
-    if closes:
-        return _whole("mlx_lm", opens, closes, _nothing)
-    return CallFormat(name="mlx_lm", opens=(opens,), read=_nothing)
+    return _whole("mlx_lm", opens, closes, _nothing)
 
 
 ForeignParser = Callable[[str, Any], Any]

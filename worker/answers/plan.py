@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from protocol.tools import Tool, ToolUse
 from worker.answers import formats
+from worker.answers.call_syntax import CallSyntax
 from worker.answers.formats import CallFormat, ForeignParser
 from worker.answers.json_calls import is_json_object, mend_json_calls, read_json_calls
 from worker.answers.openai_tools import openai_tool
@@ -19,11 +20,17 @@ from worker.answers.thinking import Start, ThinkSyntax, start_after, think_synta
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerFormats:
-    """What one model writes. `calls` None: its template knows no tools, so it is told how (see `tool_preamble`)."""
+    """What one model writes. `calls` None: its calls, if it knows any, are in no format that we can read; so it is told
+    of its tools by a text of ours (see `tool_preamble`)."""
 
     thinking: ThinkSyntax | None = None
     calls: CallFormat | None = None
     foreign_parser: ForeignParser | None = None
+
+    @property
+    def syntax(self) -> CallSyntax | None:
+        """How this model writes a call, where its template may be left to tell it of tools."""
+        return self.calls.syntax if self.calls is not None else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,8 +174,8 @@ def formats_of(
     """The formats of a model. The foreign parts are what mlx-lm inferred for its tokenizer."""
     thinking = think_syntax(template, vocabulary)
     calls = _calls_of(template, vocabulary, tool_parser_type)
-    if calls is None and tool_parser_type is not None and foreign_opens:
-        calls = formats.foreign(foreign_opens, foreign_closes or "")
+    if calls is None and tool_parser_type is not None and foreign_opens and foreign_closes:
+        calls = formats.foreign(foreign_opens, foreign_closes)
     return AnswerFormats(thinking=thinking, calls=calls, foreign_parser=foreign_parser)
 
 
