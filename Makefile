@@ -3,6 +3,7 @@
 #   make setup   .venv with exactly what requirements.lock names, hashes checked, and this checkout in it
 #   make demo    fetch a small model, serve it, ask it something
 #   make test    the suite            (ARGS="tests/gateway -k fleet" narrows it)
+#   make fuzz    ten thousand broken requests to a real service   (REQUESTS=500 for fewer)
 #   make lint    format, lint, types, import contracts, spelling
 #   make bench   the benchmarks in tests/bench   (BENCH=tests/bench/one.py picks)
 #   make lock    resolve requirements.lock anew from pyproject.toml
@@ -15,7 +16,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 BENCHMARKS := $(or $(BENCH),$(sort $(wildcard tests/bench/*_bench.py)))
 
-.PHONY: setup demo test lint bench lock
+.PHONY: setup demo test fuzz lint bench lock
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.installed
@@ -25,6 +26,9 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest $(ARGS)
+
+fuzz: setup
+	MLXD_FUZZ_REQUESTS=$(or $(REQUESTS),10000) $(BIN)/python -m pytest tests/fuzz -s $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
