@@ -28,7 +28,7 @@ from protocol.latency import LatencyClass
 
 RateWords = Callable[[Load, KeyLimits], tuple[tuple[bytes, bytes], ...]]
 
-_ID_PREFIXES = ("req_", "chatcmpl-", "cmpl-", "msg_", "resp_")
+_ID_PREFIXES = ("req_", "chatcmpl-", "cmpl-", "msg_", "resp_", "rerank-")
 
 
 class FrontDesk:

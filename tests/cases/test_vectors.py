@@ -244,3 +244,15 @@ def test_an_unknown_model_is_a_404_and_a_bad_body_a_4xx(client: httpx.Client, pa
     assert client.post(path, content=b"{", headers={"content-type": "application/json"}).status_code == 400
     assert client.post(path, content=b"{}", headers={"content-type": "text/plain"}).status_code == 415
     assert client.get(path).status_code == 405
+
+
+def test_nothing_of_the_texts_is_logged(service: LiveService, client: httpx.Client) -> None:
+    """S02: the log has class, tokens and status of each request, and not one word of it."""
+    marker = "MARKERWORD"
+    client.post("/v1/embeddings", json={"model": EMBEDDER, "input": f"{marker} one"})
+    client.post("/v1/embeddings", json={"model": EMBEDDER, "input": [f"{marker} two " * 200]})
+    client.post("/v1/rerank", json={"model": EMBEDDER, "query": f"{marker} q", "documents": [f"{marker} d"]})
+    client.post("/tokenize", json={"model": CHATTER, "prompt": f"{marker} three"})
+    client.post("/v1/embeddings", json={"model": EMBEDDER, "input": {marker: 1}})
+    assert "/v1/embeddings" in service.log
+    assert marker.lower() not in service.log.lower()

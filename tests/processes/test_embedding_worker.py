@@ -150,6 +150,23 @@ def test_what_it_cannot_do_is_refused_by_its_place(start: Start, minilm: Path) -
     assert len(worker.next(Reranked).scores) == 2
 
 
+def test_nothing_private_is_logged(start: Start, minilm: Path) -> None:
+    """S02: no text, query or document is in a log line, also at debug level and where it is refused."""
+    worker = start(minilm, log_level="debug")
+    embed(worker, "fine", "MARKER one")
+    worker.next(Embedded)
+    embed(worker, "long", "MARKER two " * 200)
+    worker.next(Failed)
+    worker.send(Rerank(request_id=RequestId("rank"), query="MARKER three", documents=("MARKER four",)))
+    worker.next(Reranked)
+    worker.send(Tokenize(request_id=RequestId("tokens"), prompt=TextPrompt(text="MARKER five " * 400)))
+    worker.next(Tokenized)
+    worker.send(Drain(deadline_seconds=5.0))
+    assert worker.exit_code() == 0
+    assert "ready" in worker.log
+    assert "marker" not in worker.log.lower()
+
+
 def test_an_urgent_text_goes_before_the_rest_of_a_heap(start: Start, minilm: Path) -> None:
     """A class goes first between two batches, a cancel takes effect there, and every request ends exactly once."""
     worker = start(minilm, prefill_slice_seconds=0.05)
