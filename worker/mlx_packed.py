@@ -5,7 +5,7 @@ A pass reads every weight once, however few tokens it has; a slice and a decode 
 inputs are packed along the sequence, `[1, tokens + rows]`: norms, projections and MLPs do not care whose token is
 whose. What cares is told apart in three places:
 
-- *positions*: each `rope` module of the model is given both offsets and turns the two parts alone;
+- *positions*: each `rope` module of the model turns every token by a position of its own, as if each were a row;
 - *attention*: the model's module binds `scaled_dot_product_attention` by name, and that name is bound to a function
   that answers for the slice from the prompt's cache and for the rows from the batch's, each with the mask it would
   have had alone;
@@ -32,17 +32,25 @@ _ATTENTION = "scaled_dot_product_attention"
 _TOLERANCE = 0.02
 """Of the largest logit: the noise of bf16, and far below what a wrong position or a wrong row does."""
 
+_TEST_PROMPT = 6
+_TEST_SLICE = 9
 _TEST_ROWS = (5, 3)
-_TEST_PROMPT = (6, 9)
-"""What two rows hold, and what a prompt holds and its slice has, in tokens: unequal, so that a mix-up shows."""
+"""Tokens that a prompt holds, that its slice has, and that each row holds: unequal, so that a mix-up shows."""
 
 CANNOT = (TypeError, ValueError, AttributeError, NotImplementedError, IndexError, KeyError)
 """What a model raises that does not take a packed pass."""
 
 
 @dataclass(frozen=True)
+class _Positions:
+    """`[tokens + rows]`: where each token stands in its own sequence. Lazy."""
+
+    of_each: mx.array
+
+
+@dataclass(frozen=True)
 class _Pair:
-    """Something of the slice and the same of the rows: positions, masks, or fetched keys or values."""
+    """Something of the slice and the same of the rows: masks, or fetched keys or values."""
 
     tokens: int
     slice: Any
@@ -56,14 +64,11 @@ class _Pair:
 class PackedCache:
     """One layer's caches in one pass: the prompt's own for the first `tokens`, the batch's for the rows behind them."""
 
-    def __init__(self, tokens: int, prompt: KVCache, rows: BatchKVCache) -> None:
+    def __init__(self, tokens: int, prompt: KVCache, rows: BatchKVCache, offset: _Positions) -> None:
         self.tokens = tokens
         self.prompt = prompt
         self.rows = rows
-
-    @property
-    def offset(self) -> Any:
-        return _Pair(self.tokens, self.prompt.offset, self.rows.offset)
+        self.offset = offset
 
     def make_mask(self, _length: int, **options: Any) -> Any:
         return _Pair(self.tokens, self.prompt.make_mask(self.tokens, **options), self.rows.make_mask(1, **options))
@@ -85,7 +90,10 @@ def packed_pass(
     and the slice afterwards. Both must be evaluated by the caller.
     """
     inputs = mx.concatenate([mx.array(slice_ids, row_inputs.dtype), row_inputs])[None]
-    caches = [PackedCache(len(slice_ids), one, batch) for one, batch in zip(prompt, rows, strict=True)]
+    start, tokens = prompt[0].offset, len(slice_ids)
+    # All layers stand at the same token, so they share this.
+    positions = _Positions(mx.concatenate([mx.arange(start, start + tokens), rows[0].offset]))
+    caches = [PackedCache(tokens, one, batch, positions) for one, batch in zip(prompt, rows, strict=True)]
     return model(inputs, cache=caches)[0]
 
 
@@ -111,40 +119,39 @@ def prepare(model: nn.Module, caches: list[Any]) -> str:
         if not hasattr(attention, "splits"):
             setattr(module, _ATTENTION, _splitting(attention))
     for rope in ropes.values():
-        _intercept(rope, _turn_apart)
+        _intercept(rope, _turn)
     _intercept(layers[-1], _rows_only)
     return ""
 
 
 def fault(model: nn.Module, make_caches: Callable[[], list[Any]], vocabulary_size: int) -> str:
     """Compare a packed pass with the same work done apart. Empty when logits agree."""
-    ids = [(7 * i + 3) % min(vocabulary_size, 997) for i in range(sum(_TEST_ROWS) + sum(_TEST_PROMPT) + 3)]
+    tokens = [(7 * i + 3) % min(vocabulary_size, 997) for i in range(_TEST_PROMPT + _TEST_SLICE)]
+    whole = make_caches()
+    model(mx.array([tokens[:_TEST_PROMPT]]), cache=whole)
+    mx.eval([cache.state for cache in whole])
 
-    def take(count: int) -> list[int]:
-        taken, ids[:count] = ids[:count], []
-        return taken
-
-    def filled(tokens: list[int]) -> list[Any]:
-        caches = make_caches()
-        model(mx.array([tokens]), cache=caches)
-        mx.eval([cache.state for cache in caches])
+    def holding(count: int) -> list[Any]:
+        caches = copy.deepcopy(whole)
+        for cache in caches:
+            cache.trim(_TEST_PROMPT - count)
         return caches
 
-    alone = [filled(take(count)) for count in _TEST_ROWS]
-    prompt = filled(take(_TEST_PROMPT[0]))
-    slice_ids, row_ids, after = take(_TEST_PROMPT[1]), mx.array(take(len(alone)), mx.uint32), mx.array([take(1)])
+    inputs = mx.array([5, 11, 2], mx.uint32) % vocabulary_size
     seen: list[mx.array] = []
     for way in ("apart", "packed"):
-        mine = copy.deepcopy(prompt)
-        rows = [type(layer[0]).merge(list(layer)) for layer in zip(*alone, strict=True)]
+        prompt, held = holding(_TEST_PROMPT), [holding(count) for count in _TEST_ROWS]
+        rows = [type(layer[0]).merge(list(layer)) for layer in zip(*held, strict=True)]
         if way == "apart":
-            model(mx.array([slice_ids]), cache=mine)
-            logits = model(row_ids[:, None], cache=rows)[:, -1]
+            model(mx.array([tokens[_TEST_PROMPT:]]), cache=prompt)
+            logits = model(inputs[:-1, None], cache=rows)[:, -1]
         else:
-            logits = packed_pass(model, slice_ids, row_ids, mine, rows)
-        # What either left in the caches shows in the step after it.
-        again = model(row_ids[:, None], cache=rows)[:, -1]
-        seen.append(mx.concatenate([logits, again, model(after, cache=mine)[:, -1]]).astype(mx.float32))
+            logits = packed_pass(model, tokens[_TEST_PROMPT:], inputs[:-1], prompt, rows)
+        # What it left in the caches shows in the step after it, for which the prompt joins the rows.
+        for cache, joining in zip(rows, prompt, strict=True):
+            cache.extend(type(joining).merge([joining]))
+        after = model(inputs[:, None], cache=rows)[:, -1]
+        seen.append(mx.concatenate([logits, after]).astype(mx.float32))
     worst = float(mx.max(mx.abs(seen[0] - seen[1])).item())  # pyright: ignore[reportArgumentType]
     scale = float(mx.max(mx.abs(seen[0])).item())  # pyright: ignore[reportArgumentType]
     return "" if worst <= _TOLERANCE * scale else f"logits differ by {worst:.3g} of {scale:.3g}"
@@ -192,11 +199,10 @@ def _intercept(module: nn.Module, instead: Callable[..., mx.array]) -> None:
     module.__class__ = type(original.__name__, (original,), {"__call__": call, "intercepted": staticmethod(instead)})
 
 
-def _turn_apart(rope: Callable[..., mx.array], x: mx.array, offset: Any = 0, **options: Any) -> mx.array:
-    if not isinstance(offset, _Pair):
+def _turn(rope: Callable[..., mx.array], x: mx.array, offset: Any = 0, **options: Any) -> mx.array:
+    if not isinstance(offset, _Positions):
         return rope(x, offset=offset, **options)
-    of_slice, of_rows = _split(x, offset.tokens)
-    return _joined(rope(of_slice, offset=offset.slice, **options), rope(of_rows, offset=offset.rows, **options))
+    return rope(x.transpose(2, 1, 0, 3), offset=offset.of_each, **options).transpose(2, 1, 0, 3)
 
 
 def _rows_only(layer: Callable[..., Any], x: mx.array, *args: Any, **options: Any) -> Any:
