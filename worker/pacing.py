@@ -8,7 +8,8 @@ stands what each gets; the scheduler asks, and does.
 - *Worth.* But a slice is not so short that starting it costs more than its tokens do, and a mixed pass not so short
   that less than `_WORTHWHILE` of it is the prompt's.
 - *Share.* Rows keep `_SHARES` of the time. A slice of T seconds owes them `share / (1 - share) * T` of decode before
-  the next one. In a mixed pass they decoded already: it owes only what a step lacks to their share of its T seconds.
+  the next one. In a mixed pass they decoded already: it owes only what a step lacks to their share of its T seconds,
+  and that is paid when it has become a step.
 
 Nothing of a mixed pass is paid twice, so the prompt's speed and the rows' speed, each as a part of what it is alone,
 add up to about one: half for the rows is twice the wait for the prompt. Rows get their share, or what a step is of the
@@ -75,7 +76,7 @@ half of his speed; a program's stream only has to go on, so that the next progra
 _IDLE_GAPS = {Lane.INTERACTIVE: 1.0, Lane.STANDARD: 1.0, Lane.BATCH: 0.5, Lane.WARM: 0.25}
 """When nothing decodes, in `idle_slice_seconds`: the lower the lane, the sooner it has to let a higher one by."""
 
-_WORTHWHILE = 1 / 3
+_WORTHWHILE = 0.4
 
 
 def idle_slice_seconds(settings: SchedulerSettings, prompt: Lane) -> float:

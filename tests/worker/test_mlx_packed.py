@@ -7,9 +7,11 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from jsonschema import Draft202012Validator
 
 from protocol.sampling import Sampling
 from tests.worker.parts import GREEDY, prepared
+from tests.worker.test_constrained_rows import SCHEMAS, Room
 from tests.worker.test_mlx_engine import Desk, Model, PlainTokenizer, prompt
 from tests.worker.tiny_models import CONFIGS, PLAIN_CONFIGS, make_tiny_model
 from worker import mlx_packed
@@ -144,6 +146,28 @@ def test_settings_and_logprobs_in_mixed_passes(llama: Model) -> None:
         assert seen.chosen.token_bytes == expected.chosen.token_bytes
         assert seen.chosen.logprob == pytest.approx(expected.chosen.logprob, abs=1e-4)
         assert [top.logprob for top in seen.top] == pytest.approx([top.logprob for top in expected.top], abs=1e-4)
+
+
+class MixedRoom(MixedDesk, Room):
+    """The same, where some rows are held to a grammar."""
+
+
+def test_constrained_rows_ride_along(llama: Model) -> None:
+    """They keep to their schema, and say what they say alone."""
+    room = MixedRoom(llama)
+    for i, schema in enumerate(SCHEMAS):
+        room.start_constrained(f"held {i}", schema, i, sampling=Sampling(temperature=1.3, seed=i))
+    room.start("long", prompt(5, 120), max_tokens=3, slice_tokens=9)
+    room.run()
+
+    assert room.mixed > 10
+    assert room.drawn["long"] == llama.says(prompt(5, 120), 3)
+    for i, schema in enumerate(SCHEMAS):
+        Draft202012Validator(schema).validate(room.value(f"held {i}"))
+        alone = Room(llama)
+        alone.start_constrained("alone", schema, i, sampling=Sampling(temperature=1.3, seed=i))
+        alone.run()
+        assert alone.drawn["alone"] == room.drawn[f"held {i}"]
 
 
 def test_blocks_cut_between_mixed_passes_are_reused(llama: Model) -> None:
