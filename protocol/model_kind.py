@@ -14,7 +14,7 @@ from protocol.generation import Capability
 ModelKind = Literal["generation", "embedder", "cross_encoder", "decoder_embedder", "decoder_reranker"]
 """`embedder` and `cross_encoder` attend in both directions; the other two are decoders of mlx-lm."""
 
-ENCODER_TYPES = frozenset(["bert", "camembert", "modernbert", "roberta", "xlm-roberta"])
+ENCODER_TYPES = frozenset(["bert", "camembert", "modernbert", "mpnet", "roberta", "xlm-roberta"])
 """Values of `model_type` that the worker has an encoder for."""
 
 DECODER_TYPES = frozenset(["gemma", "llama", "mistral", "qwen2", "qwen3"])
@@ -103,8 +103,8 @@ def kind_of(facts: FolderFacts) -> ModelKind:
 
 
 def first_position(model_type: str | None, pad_token_id: int | None) -> int:
-    """Positions of a RoBERTa begin behind the padding token's id; those of the others at 0."""
-    if model_type in ("roberta", "xlm-roberta", "camembert"):
+    """Positions of a RoBERTa or MPNet begin behind the padding token's id; those of the others at 0."""
+    if model_type in ("roberta", "xlm-roberta", "camembert", "mpnet"):
         return (1 if pad_token_id is None else pad_token_id) + 1
     return 0
 

@@ -4,7 +4,7 @@ Written from the papers' formulas and apart from the worker's, so that the two c
 """
 
 from collections.abc import Mapping, Sequence
-from math import erf, sqrt
+from math import erf, log, sqrt
 from typing import Any
 
 import numpy as np
@@ -75,6 +75,42 @@ def bert(
         wide = gelu(linear(x, tensors, f"{name}intermediate.dense"))
         x = layer_norm(x + linear(wide, tensors, f"{name}output.dense"), tensors, f"{name}output.LayerNorm", epsilon)
     return x
+
+
+def mpnet(tensors: Tensors, config: Mapping[str, Any], token_ids: Sequence[int]) -> Matrix:
+    """The last states of one row's tokens."""
+    count, heads, epsilon = len(token_ids), config["num_attention_heads"], config["layer_norm_eps"]
+    first = config["pad_token_id"] + 1
+    x = tensors["embeddings.word_embeddings.weight"][list(token_ids)].astype(np.float64)
+    x = x + tensors["embeddings.position_embeddings.weight"][first : first + count]
+    x = layer_norm(x, tensors, "embeddings.LayerNorm", epsilon)
+    table = tensors["encoder.relative_attention_bias.weight"]
+    by_distance = np.zeros((heads, count, count))
+    for seeing in range(count):
+        for seen in range(count):
+            by_distance[:, seeing, seen] = table[_distance(seen - seeing)]
+    for number in range(config["num_hidden_layers"]):
+        name = f"encoder.layer.{number}."
+        queries, keys, values = (linear(x, tensors, f"{name}attention.attn.{part}") for part in "qkv")
+        width = x.shape[-1] // heads
+        parts: list[Matrix] = []
+        for head in range(heads):
+            part = slice(head * width, (head + 1) * width)
+            scores = queries[:, part] @ keys[:, part].T / sqrt(width) + by_distance[head]
+            parts.append(softmax(scores) @ values[:, part])
+        x = x + linear(np.concatenate(parts, axis=-1), tensors, f"{name}attention.attn.o")
+        x = layer_norm(x, tensors, f"{name}attention.LayerNorm", epsilon)
+        wide = gelu(linear(x, tensors, f"{name}intermediate.dense"))
+        x = layer_norm(x + linear(wide, tensors, f"{name}output.dense"), tensors, f"{name}output.LayerNorm", epsilon)
+    return x
+
+
+def _distance(ahead: int) -> int:
+    """Of 32: sixteen for what stands before, sixteen behind; eight of each are exact, the others reach to 128."""
+    offset, far = (16, ahead) if ahead > 0 else (0, -ahead)
+    if far < 8:
+        return offset + far
+    return offset + min(15, 8 + int(log(far / 8) / log(128 / 8) * 8))
 
 
 def rotated(x: Matrix, heads: int, theta: float) -> Matrix:

@@ -33,6 +33,7 @@ def kind(name: str, config: dict[str, Any], modules: Any = None) -> ModelKind:
         ("org/any", {"model_type": "gpt_oss"}, None, "generation"),
         ("org/minilm", {"model_type": "bert", "architectures": ["BertModel"]}, SENTENCES, "embedder"),
         ("org/bge", {"model_type": "xlm-roberta", "architectures": ["XLMRobertaModel"]}, None, "embedder"),
+        ("org/mpnet", {"model_type": "mpnet", "architectures": ["MPNetForMaskedLM"]}, SENTENCES, "embedder"),
         ("org/m", {"model_type": "modernbert", "architectures": ["ModernBertForMaskedLM"]}, None, "embedder"),
         (
             "org/ms-marco",
@@ -70,7 +71,7 @@ def test_a_folder_is_what_its_facts_say(name: str, config: dict[str, Any], modul
             None,
         ),
         ({"model_type": "deberta-v2", "architectures": ["DebertaV2ForSequenceClassification"], "num_labels": 1}, None),
-        ({"model_type": "mpnet", "architectures": ["MPNetModel"]}, SENTENCES),
+        ({"model_type": "nomic_bert", "architectures": ["NomicBertModel"]}, SENTENCES),
         ({"model_type": "gemma3_text", "architectures": ["Gemma3TextModel"]}, SENTENCES),
     ],
 )

@@ -1,5 +1,5 @@
 # pyright: basic
-"""BERT and RoBERTa (XLM-R, CamemBERT), with the head of a reranker where the folder has one."""
+"""BERT, RoBERTa (XLM-R, CamemBERT) and MPNet, with the head of a reranker where the folder has one."""
 
 import re
 from collections.abc import Mapping
@@ -7,17 +7,25 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
+from numpy.typing import NDArray
 
 from protocol.model_kind import first_position
 from worker.embedding.mlx_layers import activation, attend, is_text
 
 _RENAMES = (
-    (r"^(bert|roberta)\.", ""),
+    (r"^(bert|roberta|mpnet)\.", ""),
     (r"^embeddings\.word_embeddings\.", "words."),
     (r"^embeddings\.position_embeddings\.", "positions."),
     (r"^embeddings\.token_type_embeddings\.", "types."),
     (r"^embeddings\.LayerNorm\.", "norm."),
     (r"^encoder\.layer\.", "layers."),
+    (r"^encoder\.relative_attention_bias\.", "distances."),
+    (r"\.attention\.attn\.q\.", ".query."),
+    (r"\.attention\.attn\.k\.", ".key."),
+    (r"\.attention\.attn\.v\.", ".value."),
+    (r"\.attention\.attn\.o\.", ".output."),
+    (r"\.attention\.LayerNorm\.", ".attention_norm."),
     (r"\.attention\.self\.", "."),
     (r"\.attention\.output\.dense\.", ".output."),
     (r"\.attention\.output\.LayerNorm\.", ".attention_norm."),
@@ -34,6 +42,23 @@ _RENAMES = (
 """From the names of Hugging Face's files to those of the modules below, in this order."""
 
 _UNUSED = re.compile(r"^(cls|lm_head)\.|position_ids$")
+
+
+_FARTHEST = 128
+"""Tokens that are farther apart than this all have MPNet's last distance."""
+
+
+def distance_buckets(tokens: int, buckets: int) -> NDArray[np.int32]:
+    """(tokens, tokens): which of MPNet's distances lies between a token and one that it sees.
+
+    Half of them are for what follows. Of each half the first half is exact, the rest grows with the logarithm.
+    """
+    distances = np.arange(tokens)[None, :] - np.arange(tokens)[:, None]
+    half = buckets // 2
+    exact = half // 2
+    far = np.log(np.maximum(np.abs(distances), 1) / exact) / np.log(_FARTHEST / exact) * (half - exact)
+    found = np.where(np.abs(distances) < exact, np.abs(distances), np.minimum(exact + far.astype(np.int32), half - 1))
+    return (found + np.where(distances > 0, half, 0)).astype(np.int32)
 
 
 class _Layer(nn.Module):
@@ -80,7 +105,12 @@ class Bert(nn.Module):
         width = config["hidden_size"]
         self.words = nn.Embedding(config["vocab_size"], width)
         self.positions = nn.Embedding(config["max_position_embeddings"], width)
-        self.types = nn.Embedding(config.get("type_vocab_size", 2), width)
+        self._is_mpnet = config["model_type"] == "mpnet"
+        if self._is_mpnet:
+            self._buckets = int(config.get("relative_attention_num_buckets", 32))
+            self.distances = nn.Embedding(self._buckets, config["num_attention_heads"])
+        else:
+            self.types = nn.Embedding(config.get("type_vocab_size", 2), width)
         self.norm = nn.LayerNorm(width, eps=config.get("layer_norm_eps", 1e-12))
         self.layers = [_Layer(config) for _ in range(config["num_hidden_layers"])]
         if head == "score":
@@ -90,9 +120,13 @@ class Bert(nn.Module):
     def hidden(self, tokens: mx.array, types: mx.array, lengths: mx.array) -> mx.array:
         """(rows, longest) tokens → (rows, longest, width). What stands behind a row's `lengths` is padding."""
         longest = tokens.shape[1]
-        x = self.words(tokens) + self.types(types)
+        x = self.words(tokens) if self._is_mpnet else self.words(tokens) + self.types(types)
         x = self.norm(x + self.positions(mx.arange(longest) + self._first_position))
         mask = is_text(lengths, longest)[:, None, None, :]
+        if self._is_mpnet:
+            buckets = mx.array(distance_buckets(longest, self._buckets))
+            by_distance = self.distances(buckets).transpose(2, 0, 1)[None].astype(x.dtype)
+            mask = mx.where(mask, by_distance, mx.array(-mx.inf, x.dtype))
         for layer in self.layers:
             x = layer(x, mask)
         return x

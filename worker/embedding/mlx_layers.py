@@ -31,7 +31,8 @@ def is_text(lengths: mx.array, longest: int) -> mx.array:
 
 
 def attend(queries: mx.array, keys: mx.array, values: mx.array, heads: int, mask: mx.array) -> mx.array:
-    """Attention in both directions. (rows, tokens, width) in and out; `mask` is True where a key may be seen."""
+    """Attention in both directions. (rows, tokens, width) in and out; `mask` is True where a key may be seen, or
+    what is added to its score."""
     rows, tokens, width = queries.shape
 
     def split(x: mx.array) -> mx.array:

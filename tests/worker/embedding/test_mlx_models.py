@@ -15,7 +15,7 @@ from protocol.model_kind import ModelKind, UnsupportedFolder
 from tests.fakes import numpy_encoders
 from tests.fakes.numpy_encoders import gelu, layer_norm, linear
 from tests.worker.embedding import tiny_encoders
-from tests.worker.embedding.tiny_encoders import BERT, BERT_RANKER, MODERN, MODERN_RANKER, XLM_RANKER
+from tests.worker.embedding.tiny_encoders import BERT, BERT_RANKER, MODERN, MODERN_RANKER, MPNET, XLM_RANKER
 from tests.worker.tiny_models import CONFIGS, make_tiny_model
 from worker.embedding.folder import model_kind, read_recipe
 from worker.embedding.mlx_batch import MlxBatchModel, load_batch_model
@@ -121,6 +121,15 @@ def test_a_cross_encoders_score(tmp_path: Path, config: dict[str, Any]) -> None:
         assert floats(output) == pytest.approx([sigmoid(logit)], abs=1e-5)
 
 
+def test_mpnet(tmp_path: Path) -> None:
+    """Distances between tokens, near and beyond the farthest; no types."""
+    tensors = tiny_encoders.make(MPNET, tmp_path / "m")
+    rows = rows_of((1, 2, 9, 17, 60, 180))
+    for row, output in zip(rows, run(loaded(tmp_path / "m"), rows), strict=True):
+        states = numpy_encoders.mpnet(tensors, MPNET, row.token_ids)
+        assert floats(output) == pytest.approx(unit(states.mean(axis=0)), abs=1e-5)
+
+
 def test_modern_bert(tmp_path: Path) -> None:
     """Windows narrower than the rows, rotary positions of two kinds, gated layers; as embedder and as reranker."""
     tensors = tiny_encoders.make(MODERN, tmp_path / "embedder")
@@ -183,7 +192,7 @@ def test_a_long_row_runs_in_slices(decoder_folder: Path, name: str, slice_tokens
     assert model.run(row, slice_tokens=slice_tokens, between=lambda: "stop") is None
 
 
-@pytest.mark.parametrize("config", [BERT, XLM_RANKER, MODERN], ids=["bert", "xlm_roberta", "modernbert"])
+@pytest.mark.parametrize("config", [BERT, XLM_RANKER, MPNET, MODERN], ids=lambda config: config["model_type"])
 def test_a_row_does_not_know_its_batch(tmp_path: Path, config: dict[str, Any]) -> None:
     """Alone, among others, in another order: the same vector."""
     tiny_encoders.make(config, tmp_path / "m")

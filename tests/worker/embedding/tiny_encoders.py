@@ -35,6 +35,15 @@ XLM_RANKER = {
     "layer_norm_eps": 1e-5,
     "id2label": {"0": "LABEL_0"},
 }
+MPNET: dict[str, Any] = {
+    **BERT,
+    "model_type": "mpnet",
+    "architectures": ["MPNetForMaskedLM"],
+    "pad_token_id": 1,
+    "layer_norm_eps": 1e-5,
+    "max_position_embeddings": 200,
+    "relative_attention_num_buckets": 32,
+}
 MODERN: dict[str, Any] = {
     "model_type": "modernbert",
     "architectures": ["ModernBertModel"],
@@ -61,6 +70,8 @@ MODERN_RANKER = {
 
 def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """The tensors that a file of this configuration holds."""
+    if config["model_type"] == "mpnet":
+        return _mpnet_shapes(config)
     return _modern_shapes(config) if config["model_type"] == "modernbert" else _bert_shapes(config)
 
 
@@ -102,6 +113,23 @@ def _bert_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         found |= _linear("classifier.dense", WIDTH, WIDTH) | _linear("classifier.out_proj", 1, WIDTH)
     elif is_ranker:
         found |= _linear("classifier", 1, WIDTH)
+    return found
+
+
+def _mpnet_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {
+        "embeddings.word_embeddings.weight": (config["vocab_size"], WIDTH),
+        "embeddings.position_embeddings.weight": (config["max_position_embeddings"], WIDTH),
+        "encoder.relative_attention_bias.weight": (32, config["num_attention_heads"]),
+        **_norm("embeddings.LayerNorm"),
+        **_linear("pooler.dense", WIDTH, WIDTH),
+    }
+    for number in range(LAYERS):
+        name = f"encoder.layer.{number}"
+        for part in "qkvo":
+            found |= _linear(f"{name}.attention.attn.{part}", WIDTH, WIDTH)
+        found |= _norm(f"{name}.attention.LayerNorm") | _norm(f"{name}.output.LayerNorm")
+        found |= _linear(f"{name}.intermediate.dense", WIDE, WIDTH) | _linear(f"{name}.output.dense", WIDTH, WIDE)
     return found
 
 
