@@ -245,7 +245,9 @@ class Answering:
             place.follow(reply)
         firsts: dict[int, RequestEvent] = {}
         for choice, reply in enumerate(replies):
-            if choice > 0 and accepted.work[choice].prompt is accepted.work[choice - 1].prompt:
+            shares = choice > 0 and accepted.work[choice].prompt is accepted.work[choice - 1].prompt
+            # What was refused at once, since the queue is full for instance, was so before the first choice was heard.
+            if shares and not reply.is_complete:
                 continue
             first = await anext(reply)
             while isinstance(first, Waiting):

@@ -25,7 +25,8 @@ COMPLETION_MAX_TOKENS = 16
 _INT_MAX = 2**31 - 1
 _STOPS_MAX = 4
 _CHOICES_MAX = 32
-_ANSWERS_MAX = 128
+_ANSWERS_MAX = 64
+"""Of one request. No more may wait for a model by default, so that more could never run."""
 _DECIMAL = re.compile(r"[0-9]{1,10}")
 
 

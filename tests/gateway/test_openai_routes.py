@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import httpx
@@ -109,6 +109,23 @@ async def test_ignored_fields_are_listed_in_a_header(
     answer = await call(openai_app(ScriptedGenerator(says("a"))), path, body(**fields))
     assert answer.status == 200
     assert answer.headers["x-mlxd-ignored-params"] == "user, x__set-cookie__a_b"
+
+
+@ROUTES
+@MODES
+async def test_one_choice_too_many_refuses_all(path: str, body: Callable[..., dict[str, Any]], *, stream: bool) -> None:
+    """B08: when the queue takes only some of a request's choices, both modes say 429, and the others are cancelled."""
+    full = Failure(kind=FailureKind.OVERLOADED, message="The queue is full. Try again later.")
+
+    def script(generate: Generate) -> Sequence[RequestEvent]:
+        if generate.request_id.endswith("-2"):
+            return [Failed(request_id=generate.request_id, failure=full)]
+        return is_queued_only(generate)
+
+    generator = ScriptedGenerator(script)
+    answer = await call(openai_app(generator), path, body(n=3, stream=stream))
+    assert (answer.status, answer.error["code"]) == (429, "rate_limit_exceeded")
+    assert generator.cancelled == [reply.request_id for reply in generator.replies[:2]]
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------

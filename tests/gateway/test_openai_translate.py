@@ -480,7 +480,7 @@ def test_each_form_of_prompt(prompt: Any, translated: Prompt) -> None:
     [
         (["a", 1], "prompt[1]", FailureKind.INVALID_REQUEST),
         ([[1], [2], []], "prompt[2]", FailureKind.INVALID_REQUEST),
-        (["x"] * 129, "prompt", FailureKind.INVALID_REQUEST),
+        (["x"] * 65, "prompt", FailureKind.INVALID_REQUEST),
         ([], "prompt", FailureKind.INVALID_REQUEST),
         ([[]], "prompt[0]", FailureKind.INVALID_REQUEST),
         (None, "prompt", FailureKind.INVALID_REQUEST),
@@ -511,7 +511,7 @@ def test_several_prompts_have_n_answers_each() -> None:
     assert [command.request_id for command in work] == ["req_1", "req_1-1", "req_1-2", "req_1-3"]
     assert [command.sampling.seed for command in work] == [7, 8, 7, 8]
     assert work[0].prompt is work[1].prompt
-    assert len(completions(["x"] * 4, n=32)) == 128
+    assert len(completions(["x"] * 2, n=32)) == 64
 
 
 def test_a_suffix_goes_with_each_prompt() -> None:
