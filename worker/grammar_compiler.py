@@ -1,5 +1,6 @@
 """llguidance: grammar text → a row's matcher, within limits of time and memory. Used on the text thread."""
 
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,6 +17,8 @@ log = structlog.get_logger()
 _REMEMBERED_GRAMMARS = 32
 _REASON_CHARACTERS = 300
 _TRIAL_TOKENS = 24
+_SHOWN_PLACE = re.compile(r"\s*(\d+ \||\^)")
+_PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
 
 
 def _limits() -> LLParserLimits:
@@ -136,7 +139,9 @@ def _is_fast(tokenizer: Any) -> bool:
 
 def _reason(matcher: LLMatcher) -> str:
     """What is wrong with the grammar, in one line. Only its own author reads this."""
-    said = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
+    # Lines that show where in the document it is would show ours around the client's.
+    lines = [line for line in matcher.get_error().splitlines() if not _SHOWN_PLACE.match(line)]
+    said = _PLACE.sub("", " ".join(" ".join(lines).replace("<non-verbose/>", "").split()))
     if not said or said.startswith("NoExtension"):
         return "no answer can keep to it"
     return said[:_REASON_CHARACTERS]

@@ -15,6 +15,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from protocol.tools import Constraint, Grammar, JsonObject, JsonSchema, OneOf, Regex, Tool
 from worker.answers.call_syntax import CallSyntax
+from worker.closed_schemas import closed
 
 MAX_CONSTRAINT_CHARACTERS = 64 * 1024
 """Longer schemas, patterns and grammars are refused: 64 KiB of the worst compile in half a second."""
@@ -72,6 +73,15 @@ def grammar(answer: Constraint | None, calls: Calls | None, frame: Frame | None,
     `special_ids`: the markers that are one special token of the vocabulary; a grammar must name those by their id.
     Raises GrammarRefused.
     """
+    try:
+        return _grammar(answer, calls, frame, special_ids)
+    except RecursionError as why:
+        raise GrammarRefused("it is nested too deeply") from why
+
+
+def _grammar(
+    answer: Constraint | None, calls: Calls | None, frame: Frame | None, special_ids: Mapping[str, int]
+) -> str:
     lark: list[str] = []
     parts: list[dict[str, Any]] = []
     choices: list[str] = []
@@ -85,7 +95,7 @@ def grammar(answer: Constraint | None, calls: Calls | None, frame: Frame | None,
         choices.append("calls")
     thinking, thinking_lark = _thinking(frame, special_ids)
     lines = [f"start: {thinking} answer_or_calls", "answer_or_calls: " + " | ".join(choices), *thinking_lark, *lark]
-    return _document([{"name": "whole", "lark_grammar": "\n".join(lines)}, *parts])
+    return msgspec.json.encode({"grammars": [{"name": "whole", "lark_grammar": "\n".join(lines)}, *parts]}).decode()
 
 
 def _framed_answer(frame: Frame | None, special_ids: Mapping[str, int]) -> str:
@@ -168,14 +178,14 @@ def _schema(text: str) -> Any:
     _check_size(text, "schema")
     try:
         schema: Any = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError) as why:
+    except msgspec.DecodeError as why:
         raise GrammarRefused(f"the schema is not JSON that can be read: {why}") from why
     match schema:
         case True:
             return {"x-guidance": _COMPACT}
         case dict():
             # Ours replaces the client's: what it may say (the form of whitespace, leniency) is not a schema's matter.
-            return schema | {"x-guidance": _COMPACT}  # pyright: ignore[reportUnknownVariableType]
+            return closed(schema) | {"x-guidance": _COMPACT}  # pyright: ignore[reportUnknownArgumentType]
         case _:
             raise GrammarRefused("the schema must be a JSON object, and one that some value keeps to")
 
@@ -183,14 +193,14 @@ def _schema(text: str) -> Any:
 def _object_schema(parameters: dict[str, Any] | None) -> dict[str, Any]:
     if parameters is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}
-    return parameters if "type" in parameters else {"type": "object", **parameters}
+    return closed(parameters if "type" in parameters else {"type": "object", **parameters})
 
 
 def _lark(text: str) -> str:
     try:
         return any_to_lark(text)
-    except RecursionError as why:
-        raise GrammarRefused("the grammar is nested too deeply") from why
+    except RecursionError:
+        raise
     except Exception as why:  # the converter raises bare ones for what it cannot read
         raise GrammarRefused(f"the grammar is neither Lark nor GBNF that can be read: {why}") from why
 
@@ -224,10 +234,3 @@ def _quoted(text: str) -> str:
 def _check_size(text: str, what: str) -> None:
     if len(text) > MAX_CONSTRAINT_CHARACTERS:
         raise GrammarRefused(f"the {what} has {len(text)} characters; at most {MAX_CONSTRAINT_CHARACTERS} are taken")
-
-
-def _document(parts: Sequence[dict[str, Any]]) -> str:
-    try:
-        return msgspec.json.encode({"grammars": parts}).decode()
-    except RecursionError as why:
-        raise GrammarRefused("the schema is nested too deeply") from why

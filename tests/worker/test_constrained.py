@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -66,6 +67,7 @@ def plan(form: formats.CallFormat | None = formats.HERMES) -> AnswerPlan:
 
 
 BAD = GrammarRefused("no")
+UNWRITTEN = replace(formats.GLM, syntax=None)
 REQUIRED = ToolUse(choice="required")
 AUTO = ToolUse(choice="auto")
 
@@ -112,8 +114,8 @@ def test_most_requests_need_none(asked: Generate) -> None:
             "tool_choice",
         ),
         (request(JsonObject(), ignore_end="yes"), formats.HERMES, Recorder(), "invalid_request", "ignore_eos"),
-        (request(None, REQUIRED), formats.GLM, Recorder(), "unsupported", "tool_choice"),
-        (request(JsonObject(), AUTO), formats.GLM, Recorder(), "unsupported", "response_format"),
+        (request(None, REQUIRED), UNWRITTEN, Recorder(), "unsupported", "tool_choice"),
+        (request(JsonObject(), AUTO), UNWRITTEN, Recorder(), "unsupported", "response_format"),
         (request(None, REQUIRED), formats.HERMES, None, "unsupported", "tool_choice"),
         (request(JsonObject()), formats.HERMES, None, "unsupported", "response_format"),
         (request(JsonObject()), None, Recorder(TokenizerUnsupported("no")), "unsupported", "response_format"),

@@ -184,6 +184,24 @@ def test_large_and_recursive_is_fine() -> None:
     assert takes(matcher(JsonSchema(text=json.dumps(tree))), '{"c":[{"c":[]},{"c":[{"c":[]}]}]}')
 
 
+def test_no_properties_are_invented() -> None:
+    """An object that names its properties has no others; one that says so, or names none, has what it likes."""
+    named, said = '{"properties": {"a": {}}}', '{"properties": {"a": {}}, "additionalProperties": true}'
+
+    assert not takes(matcher(JsonSchema(text=named)), '{"b":1}')
+    assert takes(matcher(JsonSchema(text=said)), '{"b":1}')
+    assert takes(matcher(JsonSchema(text='{"type": "object"}')), '{"b":1}')
+
+
+def test_what_is_wrong_is_said_without_our_own_text() -> None:
+    """A pattern's author reads of the pattern, not of the grammar around it."""
+    with pytest.raises(GrammarRefused) as refused:
+        matcher(Regex(pattern="a("))
+
+    assert "unclosed group" in str(refused.value)
+    assert "start:" not in str(refused.value)
+
+
 def test_a_clients_own_options_count_for_nothing() -> None:
     """Whitespace is ours to decide; leniency would make a promise that is not kept."""
     lenient = JsonSchema(text='{"not": {}, "x-guidance": {"lenient": true}}')
