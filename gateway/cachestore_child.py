@@ -225,14 +225,13 @@ class CachestoreChild:
         return last_exit(ended, at_unix=self._unix_clock())
 
 
-def last_exit(ended: ChildExit, *, at_unix: float, last_words: str | None = None) -> LastExit:
+def last_exit(ended: ChildExit, *, at_unix: float) -> LastExit:
     """A child's end as the status shows it."""
     return LastExit(
         reason=ended.reason,
         at_unix=at_unix,
         exit_code=ended.exit_code,
         signal=ended.signal,
-        last_words=last_words,
         stderr_tail=ended.stderr_tail,
     )
 

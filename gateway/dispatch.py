@@ -14,6 +14,7 @@ from typing import Literal, Protocol, assert_never, cast
 import msgspec
 import structlog
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gateway.abilities import cannot_do
 from gateway.cachestore_child import CachestoreChild, CachestoreSettings, last_exit
@@ -647,10 +648,13 @@ class Dispatch:
     async def _exited(self, worker: _Worker, ended: ChildExit, hands: "_Hands") -> None:
         del self._workers[worker.incarnation]
         words = worker.last_words
-        self._last_exits[worker.model] = last_exit(
-            ended, at_unix=self._unix_clock(), last_words=words.message if words else None
+        state = self._fleet.state(worker.model)
+        asked_to = isinstance(state, Draining)
+        self._last_exits[worker.model] = replace(
+            last_exit(ended, at_unix=self._unix_clock()),
+            was_ordered=isinstance(state, Draining) and state.purpose in ("unload", "shutdown"),
+            last_words=words.message if words else None,
         )
-        asked_to = isinstance(self._fleet.state(worker.model), Draining)
         _log.log(
             logging.INFO if asked_to else logging.WARNING,
             "worker_exited",

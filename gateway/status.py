@@ -15,14 +15,16 @@ ModelState = Literal["absent", "waiting_for_memory", "starting", "ready", "drain
 class LastExit(Struct, frozen=True, kw_only=True):
     """How a child ended last. Exactly one of `exit_code` and `signal` is set, unless it never started.
 
-    `last_words` is what it said on the socket before it ended. `stderr_tail` holds its last lines, which hold no
-    prompt: children do not log prompts.
+    `was_ordered`: it was unloaded, or the service stopped, so that no end of it is an error. `last_words` is what it
+    said on the socket before it ended. `stderr_tail` holds its last lines, which hold no prompt: children do not log
+    prompts.
     """
 
     reason: str
     at_unix: float
     exit_code: int | None = None
     signal: int | None = None
+    was_ordered: bool = False
     last_words: str | None = None
     stderr_tail: tuple[str, ...] = ()
 

@@ -101,8 +101,8 @@ def _cachestore(store: CachestoreStatus) -> CachestoreReport:
 
 
 def _exit_error(last: LastExit | None) -> str | None:
-    """A process that ended well left no error."""
-    if last is None or last.exit_code == 0:
+    """A process that ended well, or as it was told to, left no error."""
+    if last is None or last.exit_code == 0 or last.was_ordered:
         return None
     words = last.last_words or (last.stderr_tail[-1] if last.stderr_tail else None)
     return last.reason if words is None else f"{last.reason}: {words}"

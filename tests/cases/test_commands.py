@@ -1,7 +1,9 @@
 """The command line as scripts use it: real commands against a real service."""
 
+import contextlib
 import json
 import os
+import pty
 import signal
 import socket
 import subprocess
@@ -105,13 +107,36 @@ def test_home_is_taken_by_every_command_that_asks_the_service(
 # --- load, unload, restart -------------------------------------------------------------------------------------------
 
 
+def load_at_a_terminal(home: Path, model: str) -> str:
+    """What a person sees on standard error while `mlxd load` waits."""
+    master, slave = pty.openpty()
+    try:
+        loading = subprocess.Popen(
+            [sys.executable, "-P", "-m", "gateway", "load", model, "--home", str(home)],
+            env={**ENVIRONMENT, "TERM": "xterm"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=slave,
+        )
+        os.close(slave)
+        seen = b""
+        with contextlib.suppress(OSError):  # Linux's way to say that nobody holds the other end any more
+            while piece := os.read(master, 65536):
+                seen += piece
+        assert loading.wait(START_SECONDS) == 0, seen
+        return seen.decode(errors="replace")
+    finally:
+        os.close(master)
+
+
 def test_load_unload_restart(script_model: Path) -> None:
     """Each returns when it is done: `load` with the model ready, `restart` with another process in its place, `unload`
     with no process left. A second `load` or `unload` is as good as one."""
     with live_service({TAGGED: script_model}) as service:
-        for _ in range(2):
-            loaded = service.command("load", TAGGED)
-            assert (loaded.returncode, service.model(TAGGED).state) == (0, "ready"), loaded.stderr
+        assert f"load {TAGGED}" in load_at_a_terminal(service.home, TAGGED)
+        assert service.model(TAGGED).state == "ready"
+        loaded = service.command("load", TAGGED)
+        assert (loaded.returncode, service.model(TAGGED).state) == (0, "ready"), loaded.stderr
         first = service.worker_pid(TAGGED)
         assert loaded.stdout.startswith(f"{TAGGED} is ready, process {first}, ")
 

@@ -96,6 +96,7 @@ CRASHED = LastExit(reason="exit code 1", at_unix=0.0, exit_code=1, stderr_tail=(
         (CRASHED, None, "exit code 1: no such layer"),
         (msgspec.structs.replace(CRASHED, last_words="out of memory"), None, "exit code 1: out of memory"),
         (LastExit(reason="signal 9", at_unix=0.0, signal=9), None, "signal 9"),
+        (LastExit(reason="signal 15", at_unix=0.0, signal=15, was_ordered=True), None, None),
         (LastExit(reason="exit code 0", at_unix=0.0, exit_code=0, stderr_tail=("bye",)), None, None),
         (None, None, None),
         (CRASHED, "config.json is damaged", "config.json is damaged"),

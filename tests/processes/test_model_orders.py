@@ -104,7 +104,10 @@ async def test_an_unload_ends_a_load(runtime_directory: Path) -> None:
         failure = await loading
         assert failure is not None
         assert "unloaded by the operator" in failure.message
-        assert status_of(dispatch, model).pid is None
+        status = status_of(dispatch, model)
+        assert status.pid is None
+        assert status.last_exit is not None
+        assert status.last_exit.was_ordered
 
 
 async def test_nobody_waits_beyond_the_services_end(runtime_directory: Path) -> None:
