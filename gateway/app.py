@@ -16,6 +16,8 @@ from gateway.front_desk import FrontDesk
 from gateway.gate import DrainNotice, Gate, GateSecrets
 from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS
 from gateway.keys import Keyring
+from gateway.machine_memory import memory_terms
+from gateway.memory_routes import memory_admin_router
 from gateway.model_routes import model_admin_router
 from gateway.openai.routes import openai_router
 from gateway.operations import operations_router
@@ -117,7 +119,16 @@ def create_routes(
     model_routers = (
         []
         if model_control is None
-        else [model_admin_router(models=catalog, control=model_control, status_source=status_source)]
+        else [
+            model_admin_router(models=catalog, control=model_control, status_source=status_source),
+            memory_admin_router(
+                catalog=catalog,
+                control=model_control,
+                status_source=status_source,
+                terms=memory_terms(settings),
+                clock=time.monotonic,
+            ),
+        ]
     )
 
     async def look_at_the_models(request: Request[object, object, State]) -> None:

@@ -17,6 +17,7 @@ from gateway.keys import KeysError
 from gateway.keys_cli import keys_app
 from gateway.models_cli import load_model, restart_model, unload_model
 from gateway.operations import mlxd_version
+from gateway.plan_cli import show_plan
 from gateway.recipes import RecipeError
 from gateway.service_cli import service_app
 from gateway.service_plan import ServiceProblem
@@ -43,6 +44,7 @@ app.add_typer(service_app, name="service")
 app.command("warm")(warm_prefix)
 app.command("explain")(explain_request)
 app.command("top")(show_top)
+app.command("plan")(show_plan)
 app.command("status")(show_status)
 app.command("load")(load_model)
 app.command("unload")(unload_model)

@@ -55,6 +55,7 @@ from gateway.open_requests import OpenRequest, OpenRequests
 from gateway.ports import CacheOrder, CacheQuestion
 from gateway.processes import ChildExit, ChildProcess, spawn
 from gateway.replies import Reply
+from gateway.residency import Resident
 from gateway.status import LastExit, ModelStatus, ServiceStatus
 from protocol import generation
 from protocol.addresses import gateway_socket
@@ -327,6 +328,10 @@ class Dispatch:
             models=tuple(self._model_status(model, now) for model in self._fleet.models),
             cachestore=self._cachestore.status() if self._cachestore else None,
         )
+
+    def residents(self) -> tuple[Resident, ...]:
+        """Who has memory now, or waits for it, as the ledger counts it."""
+        return self._fleet.residents()
 
     async def drain(self, deadline_seconds: float) -> None:
         """Stop: refuse new requests, give open ones until the deadline, end every child, let `run` return."""

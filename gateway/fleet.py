@@ -102,6 +102,11 @@ class Fleet:
         """The live process of this model, if there is one."""
         return _incarnation(self.state(model))
 
+    def residents(self) -> tuple[Resident, ...]:
+        """Who has memory, or waits for it."""
+        found = (self._resident(model, life, None) for model, life in self._lives.items())
+        return tuple(resident for resident in found if resident is not None)
+
     def stuck_reason(self, model: ModelName, now: float) -> str | None:
         """Why this model's work does not move, in words, when it has not moved for half of its limit or longer."""
         match self.state(model):

@@ -3,6 +3,7 @@
 from typing import Literal, Protocol
 
 from gateway.replies import Reply
+from gateway.residency import Resident
 from gateway.status import ServiceStatus
 from protocol.blocks import BlockReply, Describe, Forget, UnpinBlocks
 from protocol.failures import Failure
@@ -49,6 +50,10 @@ class ModelControl(Protocol):
 
     async def unload_and_wait(self, model: ModelName) -> Failure | None:
         """None once the process that the model has now is gone, after its open requests; at once if it has none."""
+        ...
+
+    def residents(self) -> tuple[Resident, ...]:
+        """Who has memory now, or waits for it, as the ledger counts it."""
         ...
 
 

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 
-import psutil
 import structlog
 import uvicorn
 
@@ -43,10 +42,10 @@ from gateway.fleet_terms import FleetSettings
 from gateway.gate import DrainFlag, GateSecrets
 from gateway.keys import Keyring
 from gateway.logs import configure_logging
+from gateway.machine_memory import memory_terms
 from gateway.private_files import read_or_make_secret
 from gateway.readiness import tell_ready, tell_stopping
 from gateway.request_recorder import RequestRecorder
-from gateway.residency import WORKING_SHARE, MemoryTerms
 from gateway.responses.store import ResponseStore, StoreLimits
 from gateway.token_ledger import TokenLedger
 from protocol.addresses import board_directory, prefill_lease
@@ -226,23 +225,6 @@ def dispatch_settings(settings: Settings, environment: Mapping[str, str]) -> Dis
         prefill_slice_seconds=settings.worker.prefill_slice_seconds,
         log_level=settings.log_level,
         first_incarnation=int(time.time()),
-    )
-
-
-def memory_terms(settings: Settings) -> MemoryTerms:
-    """The part of the settings that the memory ledger needs, and this machine's memory where they leave it open."""
-    memory = settings.memory
-    limit_bytes = memory.limit_bytes
-    if limit_bytes is None:
-        limit_bytes = psutil.virtual_memory().total * 3 // 4
-    return MemoryTerms(
-        limit_bytes=limit_bytes,
-        hot_cache_bytes=settings.worker.hot_cache_bytes,
-        working_bytes=memory.working_bytes,
-        working_share=WORKING_SHARE,
-        pinned=frozenset(ModelName(name) for name in memory.pinned),
-        unload_after_seconds=memory.unload_after_seconds or None,
-        wait_seconds=memory.wait_seconds,
     )
 
 

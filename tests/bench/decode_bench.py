@@ -42,14 +42,13 @@ for run in range(2):  # the first compiles
         )
         for row in range(streams)
     ]
-    generator = BatchGenerator(model, max_tokens=tokens, stop_tokens=set())
+    generator = BatchGenerator(model, max_tokens=tokens, stop_tokens=[])
     generator.insert(prompts)
     first = None
     count = 0
     left = set(range(streams))
     while count < streams * tokens:
-        answered = generator.next()
-        responses = answered[1] if isinstance(answered, tuple) else answered
+        responses = generator.next_generated()
         if responses and first is None:
             first = time.perf_counter()
             count += len(responses)

@@ -1,6 +1,7 @@
 """Field cases of memory (E02, E03): loads that race for it, models that leave it, and those that never fit."""
 
 import concurrent.futures
+import json
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,12 @@ def test_e02_a_serving_model_is_not_disturbed(script_model: Path) -> None:
             until("b waits", lambda: (status := service.model_or_none("b")) and status.state == "waiting_for_memory")
             assert len([next(texts) for _ in range(50)]) == 50
             assert not waiting.done()
+            plan = service.command("plan", "--json")
+            assert plan.returncode == 0, plan.stderr
+            models = {model["id"]: model for model in json.loads(plan.stdout)["models"]}
+            assert (models["a"]["verdict"], models["a"]["idle_seconds"]) == ("has_memory", None)
+            assert (models["b"]["verdict"], models["b"]["after"]) == ("fits_after", ["a"])
+            assert "fits when a has left" in " ".join(service.command("plan").stdout.split())
             assert service.model("a").state == "ready"
         assert waiting.result(timeout=30).text == SC04
         assert service.model("a").state == "absent"

@@ -23,6 +23,7 @@ from gateway.open_requests import OpenRequest
 from gateway.ports import CacheOrder, CacheQuestion
 from gateway.replies import Reply
 from gateway.request_recorder import RequestRecorder
+from gateway.residency import Resident
 from gateway.status import CachestoreStatus, ModelStatus, ServiceStatus
 from protocol.blocks import BlockReply
 from protocol.failures import Failure
@@ -138,6 +139,9 @@ class OrderedModels:
     async def unload_and_wait(self, model: ModelName) -> Failure | None:
         self.ordered.append(("unload", model))
         return self.failure
+
+    def residents(self) -> tuple[Resident, ...]:
+        return ()
 
 
 @dataclass
