@@ -45,9 +45,9 @@ class ErrorInside(Struct, frozen=True, kw_only=True):
 class ErrorBody(Struct, frozen=True, kw_only=True):
     """Anthropic's error envelope, as an answer's body and as an event in the middle of a stream."""
 
+    type: Literal["error"] = "error"
     error: ErrorInside
     request_id: RequestId
-    type: Literal["error"] = "error"
 
 
 def anthropic_error(failure: Failure, request_id: RequestId) -> ErrorAnswer:

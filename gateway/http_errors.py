@@ -39,7 +39,11 @@ _WORDS_OF_STATUS = {
     400: (FailureKind.INVALID_REQUEST, "This request cannot be read. Check its URL, headers and body."),
     401: (FailureKind.UNAUTHENTICATED, "No valid API key. Send one in the header `Authorization: Bearer <key>`."),
     403: (FailureKind.FORBIDDEN, "This is not allowed with this key or from this host. Ask the owner of the server."),
-    404: (FailureKind.NOT_FOUND, "No such route. Check the path; OpenAI clients want a base URL that ends in /v1."),
+    404: (
+        FailureKind.NOT_FOUND,
+        "No such route. Check the path: OpenAI clients want a base URL that ends in /v1, Anthropic clients one that "
+        "does not.",
+    ),
     405: (FailureKind.METHOD_NOT_ALLOWED, "This route is for another method. The header `Allow` names it."),
     413: (FailureKind.BODY_TOO_LARGE, "The body is over this server's limit. Send less, or ask its owner to raise it."),
     415: (FailureKind.UNSUPPORTED_MEDIA_TYPE, "Send the body as `Content-Type: application/json`."),

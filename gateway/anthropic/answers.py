@@ -105,13 +105,13 @@ class MessageObject(Struct, frozen=True, kw_only=True):
     """The answer."""
 
     id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
     model: str
     content: list[ContentBlock]
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: UsageObject
-    type: Literal["message"] = "message"
-    role: Literal["assistant"] = "assistant"
     diagnostics: DiagnosticsObject | UnsetType = UNSET
     mlxd: DetailsObject | UnsetType = UNSET
 

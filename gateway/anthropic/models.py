@@ -70,17 +70,17 @@ class ModelCapabilities(Struct, frozen=True, kw_only=True):
 class ModelInfo(Struct, frozen=True, kw_only=True):
     """One model. `capabilities` is null until a load has told. The last three are OpenAI's, for clients of both."""
 
+    type: Literal["model"] = "model"
     id: ModelName
     display_name: str
     created_at: str
     max_input_tokens: int | None
     max_tokens: int | None
     capabilities: ModelCapabilities | None
+    lifecycle: Literal["active"] = "active"
     created: int
     object: Literal["model"] = "model"
     owned_by: Literal["mlxd"] = "mlxd"
-    type: Literal["model"] = "model"
-    lifecycle: Literal["active"] = "active"
 
 
 class ModelPage(Struct, frozen=True, kw_only=True):

@@ -1,6 +1,8 @@
 """Field cases through Anthropic's Messages API: calls (A), streams (B), validation (C), reasoning (D), dialect (G)."""
 
 import json
+import os
+import signal
 from typing import Any
 
 import anthropic
@@ -8,8 +10,9 @@ import httpx
 import pytest
 
 from tests.cases.conftest import MODEL, TAGGED
+from tests.fakes.anthropic_app import named_events
 from tests.fakes.live_service import LiveService
-from tests.fakes.messages_answers import ask_both, ask_message, messages_body
+from tests.fakes.messages_answers import ask_both, ask_message, envelope, messages_body
 from tests.fakes.script_model import CONTEXT_TOKENS, said_by
 
 COUNT = "/v1/messages/count_tokens"
@@ -356,6 +359,47 @@ def test_diagnostics_name_what_changed(client: httpx.Client) -> None:
         if reason is not None and reason.endswith("_changed"):
             assert 0 < found["cache_missed_input_tokens"] <= first.prompt_tokens
     assert "diagnostics" not in ask_message(client, asked("SC04")).message
+
+
+DOOR: list[tuple[str, str, dict[str, str], bytes, int, str]] = [
+    ("GET", "/v1/messages", {}, b"", 405, "invalid_request_error"),
+    ("POST", "/v1/messages/none", {}, b"{}", 404, "not_found_error"),
+    ("POST", "/v1/messages", {"content-type": "text/plain"}, b"{}", 415, "invalid_request_error"),
+    ("POST", "/v1/messages", {"content-encoding": "gzip"}, b"{}", 415, "invalid_request_error"),
+    ("POST", "/v1/messages/count_tokens", {"host": "evil.example"}, b"{}", 403, "permission_error"),
+    ("GET", "/v1/models?limit=0", {"anthropic-version": "2023-06-01"}, b"", 400, "invalid_request_error"),
+    ("GET", "/v1/models/none", {"anthropic-version": "2026-10-21"}, b"", 404, "not_found_error"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "headers", "content", "status", "kind"), DOOR)
+def test_what_the_gate_and_the_router_refuse(
+    client: httpx.Client, method: str, path: str, headers: dict[str, str], content: bytes, status: int, kind: str
+) -> None:
+    """The envelope and the header `request-id` are this API's wherever the refusal comes from."""
+    refused = client.request(method, path, headers={"content-type": "application/json", **headers}, content=content)
+    assert (refused.status_code, envelope(refused.json(), dict(refused.headers))["type"]) == (status, kind)
+
+
+def test_probes_tell_nothing(client: httpx.Client) -> None:
+    """Claude Code looks whether anybody is there."""
+    for method in ("GET", "HEAD"):
+        answer = client.request(method, "/")
+        assert (answer.status_code, answer.content) == (200, b"")
+
+
+def test_e01_a_worker_that_dies_is_told_in_the_stream(service: LiveService, client: httpx.Client) -> None:
+    """E01, B08: an error event with the envelope, soon, and nothing after it; the next request is served."""
+    request = {**asked("SC20", max_tokens=4000), "stream": True}
+    with client.stream("POST", "/v1/messages", json=request) as stream:
+        pieces = stream.iter_bytes()
+        received = next(pieces)
+        os.kill(service.worker_pid(MODEL), signal.SIGKILL)
+        received += b"".join(pieces)
+    *_, last = named_events(received)
+    assert (last["type"], last["error"]["type"]) == ("error", "api_error")
+    assert last["request_id"] == stream.headers["request-id"]
+    assert ask_message(client, asked("SC04")).text == said_by("SC04")
 
 
 # --- the SDK ---------------------------------------------------------------------------------------------------------
