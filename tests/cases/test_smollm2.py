@@ -1,6 +1,7 @@
 """A real model behind the real service: the openai SDK, and greedy texts that equal mlx-lm's letter for letter."""
 
 import concurrent.futures
+import json
 import os
 import signal
 import time
@@ -16,7 +17,7 @@ from msgspec import Struct
 from openai.types.chat import ChatCompletion
 
 from gateway.blas import worker_environment
-from tests.fakes.http_answers import CHAT, ask_whole, body, open_stream, user
+from tests.fakes.http_answers import CHAT, ask, ask_whole, body, open_stream, user
 from tests.fakes.live_service import LiveService, live_service, until
 from tests.fakes.reference_generation import reference_texts
 
@@ -115,6 +116,31 @@ def test_a_batch_says_what_each_row_says_alone(service: LiveService, references:
     with sdk(service) as client, concurrent.futures.ThreadPoolExecutor(rows) as threads:
         texts = list(threads.map(partial(_stream_question, client), questions))
     assert dict(zip(questions, texts, strict=True)) == {question: references.plain[question] for question in questions}
+
+
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Oslo", "Paris"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+
+
+def test_a_real_model_keeps_to_a_schema_and_calls_what_it_must(service: LiveService) -> None:
+    """A model of 135 M parameters that was never told of tools: forced calls and schemas hold, whole and streamed."""
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}}
+    said = "What will the weather be in Paris for the next three days?"
+    with service.client() as client:
+        common = {"said": said, "temperature": 0, "max_tokens": 60}
+        call = ask(client, body(MODEL, tools=[tool], tool_choice="required", parallel_tool_calls=False, **common))
+        (made,) = call.calls
+        assert (made.name, call.finish, call.text) == ("get_weather", "tool_calls", "")
+        named = {"type": "json_schema", "json_schema": {"name": "weather", "schema": WEATHER}}
+        answer = ask(client, body(MODEL, response_format=named, **common))
+        for text in (made.arguments, answer.text):
+            value = json.loads(text)
+            assert value["city"] in ("Oslo", "Paris")
+            assert value["days"] in range(1, 10)
 
 
 def test_b07_iii_leaving_during_a_long_prefill(service: LiveService) -> None:

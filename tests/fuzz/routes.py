@@ -8,6 +8,7 @@ from msgspec import Struct
 from gateway.anthropic.schema import MessagesRequest, PromptRequest
 from gateway.cache_terms import WarmChat
 from gateway.openai.schema import ChatRequest, CompletionRequest
+from gateway.responses.schema import CountRequest, CreateRequest
 from gateway.tokens.schema import DetokenizeRequest, TokenizeChat, TokenizeText
 from gateway.vectors.schema import EmbeddingRequest, RerankRequest
 from tests.fuzz.bodies import Route
@@ -36,7 +37,7 @@ def _chat(said: str = "SC04", **fields: Any) -> dict[str, Any]:
 def _names(*types: type[Struct]) -> tuple[str, ...]:
     """Of the fields of these bodies, without those that only make an answer long."""
     fields = set(itertools.chain.from_iterable(kind.__struct_fields__ for kind in types))
-    return tuple(sorted(fields - {"max_tokens", "max_completion_tokens", "ignore_eos", "pin"}))
+    return tuple(sorted(fields - {"max_tokens", "max_completion_tokens", "max_output_tokens", "ignore_eos", "pin"}))
 
 
 CHAT = Route(
@@ -128,5 +129,41 @@ COUNT = Route(
     dialect="anthropic",
 )
 
-ROUTES = (CHAT, COMPLETIONS, MESSAGES, COUNT, EMBEDDINGS, RERANK, TOKENIZE, DETOKENIZE, WARM)
+_RESPONSE = {"model": MODEL, "input": "SC04", "max_output_tokens": 12}
+_ITEMS = [
+    {"role": "user", "content": [{"type": "input_text", "text": "weather?"}]},
+    {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+    {"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": '{"city": "Oslo"}'},
+    {"type": "function_call_output", "call_id": "call_1", "output": "sunny"},
+    {"type": "message", "role": "user", "content": "SC04"},
+]
+_FLAT = [
+    {"type": "function", "name": "get_weather", "parameters": _SCHEMA, "strict": True},
+    {"type": "custom", "name": "edit", "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}},
+    {"type": "web_search"},
+]
+RESPONSES = Route(
+    path="/v1/responses",
+    good=(
+        _RESPONSE,
+        {**_RESPONSE, "stream": True, "instructions": "be brief", "store": False, "top_logprobs": 2},
+        {**_RESPONSE, "input": _ITEMS, "tools": _FLAT, "tool_choice": "auto", "stream": True},
+        {**_RESPONSE, "input": "SC09", "tools": _FLAT, "parallel_tool_calls": False, "stream": True},
+        {**_RESPONSE, "tools": _FLAT, "tool_choice": {"type": "function", "name": "get_weather"}},
+        {**_RESPONSE, "text": {"format": {"type": "json_schema", "name": "n", "schema": _SCHEMA}}},
+        {**_RESPONSE, "input": "SC15", "reasoning": {"effort": "low", "summary": "auto"}, "stream": True},
+        {**_RESPONSE, "prompt_cache_options": {"mode": "implicit", "prewarm": True}, "metadata": {"a": "b"}},
+    ),
+    # those in the background go on behind their answers
+    names=tuple(name for name in _names(CreateRequest) if name != "background"),
+    dialect="responses",
+)
+INPUT_TOKENS = Route(
+    path="/v1/responses/input_tokens",
+    good=({"model": MODEL, "input": _ITEMS, "tools": _FLAT, "instructions": "be brief"},),
+    names=_names(CountRequest),
+    dialect="responses",
+)
+
+ROUTES = (CHAT, COMPLETIONS, MESSAGES, COUNT, RESPONSES, INPUT_TOKENS, EMBEDDINGS, RERANK, TOKENIZE, DETOKENIZE, WARM)
 """Chat is drawn most: most lies behind it."""

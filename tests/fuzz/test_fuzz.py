@@ -18,7 +18,7 @@ from tests.fakes.http_answers import assert_serves
 from tests.fakes.live_service import LiveService, live_service
 from tests.fuzz.bodies import Route, body_for
 from tests.fuzz.checks import check_answer, check_refusal
-from tests.fuzz.routes import CHAT, COMPLETIONS, MESSAGES, MODEL, ROUTES
+from tests.fuzz.routes import CHAT, COMPLETIONS, MESSAGES, MODEL, RESPONSES, ROUTES
 
 REQUESTS = int(os.environ.get("MLXD_FUZZ_REQUESTS", "200"))
 ANSWER_SECONDS = 60.0
@@ -78,7 +78,7 @@ def fuzzed(script_model: Path) -> Iterator[Fuzzed]:
 @given(st.data())
 def test_any_body_is_answered(fuzzed: Fuzzed, data: st.DataObject) -> None:
     """No 500, no connection lost, no answer that does not end, one envelope for every refusal."""
-    route: Route = data.draw(st.sampled_from([*ROUTES, *[CHAT] * 4, COMPLETIONS, MESSAGES]))
+    route: Route = data.draw(st.sampled_from([*ROUTES, *[CHAT] * 4, COMPLETIONS, MESSAGES, RESPONSES]))
     body = data.draw(body_for(route))
     note(f"{route.path} {body[:2000]!r}")
     started = time.monotonic()
