@@ -4,7 +4,6 @@ Threads: this one owns the socket to the gateway; the step thread owns everythin
 tokenizes; the cold-cache thread talks to the cachestore; one more waits for the parent's death.
 """
 
-import contextlib
 import faulthandler
 import os
 import queue
@@ -12,12 +11,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Generator
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, assert_never
 
-import msgspec
 import structlog
 
 from protocol.addresses import cachestore_socket, gateway_socket
@@ -34,7 +31,6 @@ from protocol.generation import (
     LastWords,
     Loading,
     Ping,
-    PrefixReuse,
     Ready,
     Rerank,
     SetBudget,
@@ -47,19 +43,18 @@ from protocol.generation import (
 )
 from protocol.handshake import PROTOCOL_VERSION, Hello, Refused, Welcome
 from protocol.launch import WorkerLaunch
-from protocol.model_kind import ModelKind, UnsupportedFolder, capabilities_of
+from protocol.model_kind import capabilities_of
 from protocol.sockets import Peer, PeerGone
 from worker.answers.of_tokenizer import formats_of_tokenizer
 from worker.board import Board
 from worker.cold_cache import ColdCache
 from worker.detokenizer import detokenizer_maker
-from worker.embedding.folder import model_kind, read_recipe
-from worker.embedding.inputs import InputLimits, Inputs, answer_ids
-from worker.embedding.loop import EmbeddingLoop
-from worker.embedding.packing import Packer
+from worker.embedding.folder import model_kind
+from worker.embedding.serving import WorkerHands, embed_until_drained
 from worker.embedding.text_plane import EmbeddingTextPlane
 from worker.log import configure_logging
 from worker.loop import StepLoop
+from worker.model_unusable import ModelUnusable, unusable_if_unloadable
 from worker.neighbours import Alone, DeviceSharing, SharingSettings
 from worker.pacing import SchedulerSettings
 from worker.parent import read_launch, when_parent_is_gone
@@ -80,33 +75,7 @@ ORPHAN_DRAIN_SECONDS = 1.0
 PERSIST_SECONDS = 20.0
 _LOADING_REPORT_SECONDS = 0.5
 
-_REASON_CHARACTERS = 500
-
-_UNLOADABLE = (
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    FileNotFoundError,
-    msgspec.MsgspecError,
-    UnsupportedFolder,
-)
-"""What mlx-lm and transformers raise for a folder they cannot make sense of. Not RuntimeError: MLX raises that when
-memory is short, which may be over at the next try."""
-
 log = structlog.get_logger()
-
-
-class _ModelUnusable(Exception):
-    """This folder cannot be loaded, and the next try would say the same."""
-
-
-@contextlib.contextmanager
-def _unusable_if_unloadable() -> Generator[None]:
-    try:
-        yield
-    except _UNLOADABLE as why:
-        raise _ModelUnusable(f"{type(why).__name__}: {' '.join(str(why).split())[:_REASON_CHARACTERS]}") from why
 
 
 class Worker:
@@ -188,7 +157,7 @@ class Worker:
         try:
             self._load_and_step()
             code = 0
-        except _ModelUnusable as why:
+        except ModelUnusable as why:
             log.error("model_unusable", model=self._launch.model, reason=str(why))
             self._send(LastWords(failure=Failure(kind=FailureKind.MODEL_UNAVAILABLE, message=str(why))))
         except BaseException as why:
@@ -201,12 +170,22 @@ class Worker:
             self._peer.wake()
 
     def _load_and_step(self) -> None:
-        with _unusable_if_unloadable():
+        with unusable_if_unloadable():
             kind = model_kind(Path(self._launch.model_path), self._launch.model)
         if kind == "generation":
             self._generate()
         else:
-            self._embed(kind)
+            embed_until_drained(
+                self._launch,
+                kind,
+                WorkerHands(
+                    inbox=self._inbox,
+                    send=self._send,
+                    report_loading=self._loading_report(),
+                    open_text_plane=self._open_text_plane,
+                    device=self._device,
+                ),
+            )
 
     def _generate(self) -> None:
         from worker.grammar_compiler import GrammarCompiler
@@ -217,7 +196,7 @@ class Worker:
         launch = self._launch
         started = time.monotonic()
         path = Path(launch.model_path)
-        with _unusable_if_unloadable():
+        with unusable_if_unloadable():
             tokenizer = load_tokenizer(path)
             context = self._context_tokens(context_tokens(path))
         wrapped = tokenizer._tokenizer  # noqa: SLF001 - what mlx-lm's wrapper wraps
@@ -232,7 +211,7 @@ class Worker:
             clock=time.monotonic,
         )
         self._open_text_plane(text_plane)
-        with _unusable_if_unloadable():
+        with unusable_if_unloadable():
             loaded = load_model(path, self._loading_report())
         engine = MlxEngine(loaded, tokenizer)
         if not engine.prefix_reuse.available:
@@ -300,62 +279,6 @@ class Worker:
         cache.store_everything()
         left = cold.stop(PERSIST_SECONDS)
         log.info("drained", model=launch.model, blocks_stored=cold.stored_blocks, blocks_left=left)
-
-    def _embed(self, kind: ModelKind) -> None:
-        from worker.embedding.mlx_batch import load_batch_model
-        from worker.mlx_model import load_tokenizer
-
-        launch = self._launch
-        started = time.monotonic()
-        path = Path(launch.model_path)
-        with _unusable_if_unloadable():
-            config, recipe = read_recipe(path, kind)
-            tokenizer = load_tokenizer(path)
-        context = self._context_tokens(recipe.context_tokens)
-        wrapped = tokenizer._tokenizer  # noqa: SLF001 - what mlx-lm's wrapper wraps
-        text_plane = EmbeddingTextPlane(
-            questions=TokenQuestions(tokenizer, wrapped, context_tokens=context),
-            kind=kind,
-            deliver=self._inbox.put,
-            send=self._send,
-            clock=time.monotonic,
-        )
-        self._open_text_plane(text_plane)
-        with _unusable_if_unloadable():
-            loaded = load_batch_model(
-                path, kind, recipe, answer_ids=answer_ids(wrapped, kind), report=self._loading_report()
-            )
-        limits = InputLimits(
-            context_tokens=context, vocabulary_size=int(config["vocab_size"]), dimensions=loaded.dimensions
-        )
-        text_plane.weights_loaded(Inputs(wrapped, kind, recipe, limits))
-        device = self._device()
-        packer = Packer()
-        loop = EmbeddingLoop(
-            model=loaded.model,
-            kind=kind,
-            packer=packer,
-            inbox=self._inbox,
-            send=self._send,
-            clock=time.monotonic,
-            device=device,
-            batch_seconds=launch.prefill_slice_seconds,
-        )
-        self._send(
-            Ready(
-                context_tokens=context,
-                max_rows=launch.max_rows,
-                weight_bytes=loaded.weight_bytes,
-                load_seconds=time.monotonic() - started,
-                prefix_reuse=PrefixReuse(available=False, reason="a model that embeds or reranks keeps no KV"),
-                fingerprint=loaded.fingerprint,
-                capabilities=capabilities_of(kind),
-            )
-        )
-        log.info("ready", model=launch.model, load_seconds=round(time.monotonic() - started, 2), context=context)
-        loop.run()
-        device.close()
-        log.info("drained", model=launch.model)
 
     def _context_tokens(self, of_model: int | None) -> int:
         limits = [limit for limit in (self._launch.context_tokens, of_model) if limit is not None]
