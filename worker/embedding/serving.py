@@ -1,4 +1,4 @@
-"""A worker that embeds or reranks, from its folder to the end of its loop: joins the parts, as `worker.__main__` does."""
+"""A worker that embeds or reranks, from its folder to the end of its loop: joins the parts, as `__main__` does."""
 
 import queue
 import time
