@@ -97,8 +97,14 @@ def plan(
     )
 
 
+_MOST_FOREIGN_CHARACTERS = 64_000
+"""Some of its expressions take the square of the length on nonsense, and everybody's rows wait meanwhile."""
+
+
 def read_foreign(parse: ForeignParser, inside: str, tools: Sequence[Tool]) -> Reading | None:
-    """What mlx-lm's parser makes of an inside; None if it raises, or gives what is no call."""
+    """What mlx-lm's parser makes of an inside; None if it raises, or gives what is no call, or would look too long."""
+    if len(inside) > _MOST_FOREIGN_CHARACTERS:
+        return None
     try:
         parsed = parse(inside, [openai_tool(tool) for tool in tools])
         calls = [_foreign_call(call) for call in (parsed if isinstance(parsed, list) else [parsed])]  # pyright: ignore[reportUnknownVariableType]

@@ -36,13 +36,13 @@ MINIMAX = _shape(
 
 GLM = _shape(
     r"^\s*(?P<name>[^\s<{]+)\s*(?P<body>(?:<arg_key>.*)?)$",
-    r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>(?=\s*(?:<arg_key>|$))",
+    r"<arg_key>(?P<key>[^<]*)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>(?=\s*(?:<arg_key>|$))",
 )
 """GLM 4.5 and later, Laguna."""
 
 LONGCAT = _shape(
     r"^\s*(?P<name>[^\s<{]+)\s*(?P<body>(?:<longcat_arg_key>.*)?)$",
-    r"<longcat_arg_key>(?P<key>.*?)</longcat_arg_key>\s*"
+    r"<longcat_arg_key>(?P<key>[^<]*)</longcat_arg_key>\s*"
     r"<longcat_arg_value>(?P<value>.*?)</longcat_arg_value>(?=\s*(?:<longcat_arg_key>|$))",
 )
 
@@ -54,25 +54,32 @@ DEEPSEEK_V32 = _shape(
 
 
 def read_tagged_calls(shape: TaggedShape, inside: str, tools: Sequence[Tool]) -> Reading | None:
-    """All calls of an envelope. None if anything stands between the tags that would be lost."""
+    """All calls of an envelope. None if anything stands between the tags that would be lost.
+
+    Each match begins where the last one ended: a search would look at the same nonsense over and over.
+    """
     calls: list[ReadCall] = []
     text = inside.strip()
     at = 0
-    for found in shape.call.finditer(text):
+    while at < len(text):
+        found = shape.call.match(text, at)
+        if found is None:
+            return None
         arguments = _arguments(shape, found["name"], found["body"].strip(), tools)
-        if arguments is None or text[at : found.start()].strip():
+        if arguments is None:
             return None
         calls.append(ReadCall(found["name"], as_json(arguments)))
-        at = found.end()
-    return Reading(tuple(calls)) if calls and not text[at:].strip() else None
+        at = _skip_blank(text, found.end())
+    return Reading(tuple(calls)) if calls else None
 
 
 def _arguments(shape: TaggedShape, name: str, body: str, tools: Sequence[Tool]) -> dict[str, Any] | None:
     schema = schema_of(name, tools)
     arguments: dict[str, Any] = {}
     at = 0
-    for found in shape.parameter.finditer(body):
-        if body[at : found.start()].strip():
+    while at < len(body):
+        found = shape.parameter.match(body, at)
+        if found is None:
             return None
         key = found["key"].strip()
         wanted = parameter_schema(schema, key)
@@ -83,5 +90,11 @@ def _arguments(shape: TaggedShape, name: str, body: str, tools: Sequence[Tool]) 
                 arguments[key] = coerced(found["value"], None, {})
             case _:
                 arguments[key] = coerced(found["value"], wanted, schema or {})
-        at = found.end()
-    return arguments if not body[at:].strip() else None
+        at = _skip_blank(body, found.end())
+    return arguments
+
+
+def _skip_blank(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at

@@ -58,7 +58,7 @@ def texts(form: CallFormat) -> st.SearchStrategy[str]:
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 @pytest.mark.parametrize("calls", ["many", "one"])
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_the_cut_of_the_text_does_not_matter(form: CallFormat, calls: str, data: st.DataObject) -> None:
     """Any cutting into pieces gives the same reasoning, text, calls and warnings."""
@@ -78,7 +78,7 @@ def test_the_cut_of_the_text_does_not_matter(form: CallFormat, calls: str, data:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_text_without_a_call_is_the_text(form: CallFormat, data: st.DataObject) -> None:
     """A04: whatever looks like a call and is none comes back to the letter, markers included."""
@@ -90,7 +90,7 @@ def test_text_without_a_call_is_the_text(form: CallFormat, data: st.DataObject) 
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_what_is_no_marker_is_never_lost(form: CallFormat, data: st.DataObject) -> None:
     """Beside whatever else an answer holds, a word in it reaches the client, as text, reasoning or data of a call."""
