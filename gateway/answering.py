@@ -241,11 +241,14 @@ class Answering:
         is not yet a yes. Choices of one prompt follow each other, and share its fate."""
         await place.turn()
         replies = tuple(self._generator.submit(accepted.model, command) for command in accepted.work)
-        for reply in replies:
-            place.follow(reply)
+        shared = [
+            choice > 0 and command.prompt is accepted.work[choice - 1].prompt
+            for choice, command in enumerate(accepted.work)
+        ]
+        for reply, shares in zip(replies, shared, strict=True):
+            place.follow(reply, prompt="shared" if shares else "own")
         firsts: dict[int, RequestEvent] = {}
-        for choice, reply in enumerate(replies):
-            shares = choice > 0 and accepted.work[choice].prompt is accepted.work[choice - 1].prompt
+        for choice, (reply, shares) in enumerate(zip(replies, shared, strict=True)):
             # What was refused at once, since the queue is full for instance, was so before the first choice was heard.
             if shares and not reply.is_complete:
                 continue

@@ -5,6 +5,7 @@ Used on the event loop only.
 
 import asyncio
 from collections.abc import Callable
+from typing import Literal
 
 from gateway.admission import (
     ClassLimits,
@@ -175,14 +176,18 @@ class Place:
         self._desk = desk
         self._request = request
         self._replies: list[Reply] = []
+        self._with_own_prompt: set[RequestId] = set()
 
     async def turn(self) -> None:
         """Return when the key's limits let it go on to its model."""
         await self._desk.turn(self._request)
 
-    def follow(self, reply: Reply) -> None:
-        """It was handed to its model. Of several choices, each: their tokens are one bill."""
+    def follow(self, reply: Reply, prompt: Literal["own", "shared"] = "shared") -> None:
+        """It was handed to its model. Of several choices, each: their tokens are one bill, and so is a prompt's that
+        several share. `prompt` says whether this one's is the first choice's."""
         self._replies.append(reply)
+        if prompt == "own":
+            self._with_own_prompt.add(reply.request_id)
         reply.watch(self._advance)
 
     @property
@@ -209,4 +214,5 @@ class Place:
         if event.request_id == self._request.request_id:
             self._desk.advance(event)
         elif isinstance(event, Finished):
-            self._desk.charge_key(self._request.key_name, event.usage.completion_tokens)
+            prompt_tokens = event.usage.prompt_tokens if event.request_id in self._with_own_prompt else 0
+            self._desk.charge_key(self._request.key_name, prompt_tokens + event.usage.completion_tokens)

@@ -71,7 +71,7 @@ def _function(function: FunctionDefinition, at: str) -> Tool:
     parameters = function.parameters
     if parameters is not None:
         parameters = plain(parameters, f"{at}.parameters")
-        if parameters.get("type", "object") != "object":
+        if parameters.get("type") not in (None, "object"):
             raise invalid(f"{at}.parameters", "must be the JSON schema of an object. Set its `type` to `object`.")
     return Tool(name=function.name, description=function.description or "", parameters=parameters)
 

@@ -12,11 +12,23 @@ import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.admission import DayTokens
 from gateway.replies import Reply
 from protocol.failures import Failure, FailureKind
 from protocol.generation import Delta, Failed, Finished, FinishReason, Generate, RequestEvent, Usage, Work
 from protocol.ids import ModelName
-from tests.fakes.openai_app import BROKEN, CREATED, MAX_BODY_BYTES, MODEL, SCOPE, call, openai_app, served, until
+from tests.fakes.openai_app import (
+    BROKEN,
+    CREATED,
+    MAX_BODY_BYTES,
+    MODEL,
+    SCOPE,
+    call,
+    make_desk,
+    openai_app,
+    served,
+    until,
+)
 from tests.fakes.scripted_generator import (
     TIMINGS,
     ScriptedGenerator,
@@ -126,6 +138,16 @@ async def test_one_choice_too_many_refuses_all(path: str, body: Callable[..., di
     answer = await call(openai_app(generator), path, body(n=3, stream=stream))
     assert (answer.status, answer.error["code"]) == (429, "rate_limit_exceeded")
     assert generator.cancelled == [reply.request_id for reply in generator.replies[:2]]
+
+
+async def test_each_prompt_is_charged_once() -> None:
+    """A key pays for every prompt of a request, and for each once, as the bill says, or a day's tokens could be walked
+    around."""
+    tokens = DayTokens()
+    app = openai_app(ScriptedGenerator(says("a")), desk=make_desk(tokens=tokens))
+    answer = await call(app, COMPLETIONS, {"model": MODEL, "prompt": ["x", "y"], "n": 2})
+    assert answer.json["usage"]["total_tokens"] == 2 * 7 + 4
+    assert tokens.used("alice", unix_now=CREATED + 0.5) == 2 * 7 + 4
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
