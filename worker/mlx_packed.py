@@ -196,7 +196,8 @@ def _intercept(module: nn.Module, instead: Callable[..., mx.array]) -> None:
     def call(self: Any, *args: Any, **options: Any) -> mx.array:
         return instead(lambda *a, **o: original.__call__(self, *a, **o), *args, **options)
 
-    module.__class__ = type(original.__name__, (original,), {"__call__": call, "intercepted": staticmethod(instead)})
+    named = {"__module__": original.__module__, "__call__": call, "intercepted": staticmethod(instead)}
+    module.__class__ = type(original.__name__, (original,), named)
 
 
 def _turn(rope: Callable[..., mx.array], x: mx.array, offset: Any = 0, **options: Any) -> mx.array:

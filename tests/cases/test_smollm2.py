@@ -143,6 +143,34 @@ def test_a_real_model_keeps_to_a_schema_and_calls_what_it_must(service: LiveServ
             assert value["days"] in range(1, 10)
 
 
+def test_streams_go_on_while_a_long_prompt_is_read(service: LiveService, references: References) -> None:
+    """Rows that ride along in the passes of a prompt of six hundred tokens say what they said before, and the prompt is
+    answered with what mlx-lm says."""
+    questions = QUESTIONS[2:4]
+
+    def told(client: openai.OpenAI, question: str, seen: list[str]) -> str:
+        chunks = client.chat.completions.create(
+            model=MODEL, messages=user(question), max_tokens=40, temperature=0, stream=True
+        )
+        seen.extend(chunk.choices[0].delta.content or "" for chunk in chunks)
+        return "".join(seen)
+
+    with sdk(service) as client, concurrent.futures.ThreadPoolExecutor(2) as threads:
+        before = [told(client, question, []) for question in questions]
+        seen: list[list[str]] = [[] for _ in questions]
+        streams = [threads.submit(told, client, *each) for each in zip(questions, seen, strict=True)]
+        until("both stream", lambda: all(any(texts) for texts in seen), seconds=20)
+        at_first = sum(map(len, seen))
+        answer = complete(client, prefixed(PREFIXED[0]))
+        at_last = sum(map(len, seen))
+        after = [stream.result(timeout=60) for stream in streams]
+
+    assert text_of(answer) == references.prefixed[PREFIXED[0]]
+    assert cached_of(answer) < 100, "the long part was not read beside the streams"
+    assert at_last - at_first > 10
+    assert after == before
+
+
 def test_b07_iii_leaving_during_a_long_prefill(service: LiveService) -> None:
     """B07 iii: a client that leaves while its prompt is read stops that within two seconds, in both modes."""
     long = "".join(f"Line {number}: {RULES[number * 7 : number * 7 + 60]}\n" for number in range(120))
