@@ -29,6 +29,10 @@ _FIRMLY = 1.0
 
 _SMALLEST_TOKEN_SECONDS = 1e-7
 _MEASURABLE_TOKENS = 16
+_COMPARED_PASSES = 12
+_MIXING_TOLERANCE = 1.1
+_TRIED_AGAIN_AFTER_SLICES = 200
+
 _FAMILIAR_PASSES = 4
 """Until so many mixed passes ran, they are bounded by the worst: rows wait for the first one, too."""
 
@@ -119,12 +123,24 @@ class _Fit:
         return min(max(1.0, ordered[int(_BOUND_AT * (len(ordered) - 1))]), _WORST_BOUND)
 
 
+@dataclass(frozen=True)
+class _MixedPass:
+    """One that ran, to be held against the same work done apart."""
+
+    tokens: int
+    context: int
+    rows: int
+    seconds: float
+
+
 class CostModel:
     """Tell it what ran; ask it what would run how long. Estimates before the first slice rest on `first_rate`."""
 
     def __init__(self, first_rate_tokens_per_second: float) -> None:
         self._slices = _Fit(always=1, unfamiliar_passes=0)
         self._mixed = _Fit(always=2, unfamiliar_passes=_FAMILIAR_PASSES)
+        self._latest_mixed: deque[_MixedPass] = deque(maxlen=_COMPARED_PASSES)
+        self._slices_since_mixed = 0
         self._steps: dict[int, deque[float]] = {}
         self._step_medians: dict[int, float] = {}
         self.prefill = PrefillCost(fixed=0.0, token=1 / first_rate_tokens_per_second, attention=0.0)
@@ -151,6 +167,9 @@ class CostModel:
         """A slice ran. Too few tokens, or no measurable time, say nothing about the rate."""
         if tokens < _MEASURABLE_TOKENS or seconds <= 0:
             return
+        self._slices_since_mixed += 1
+        if self._slices_since_mixed >= _TRIED_AGAIN_AFTER_SLICES:
+            self._latest_mixed.clear()
         factors = (1.0, tokens, tokens * (context + tokens / 2))
         self._slices.ran(factors, seconds, self.prefill.seconds(tokens, context))
         rate = statistics.median(p.seconds / p.factors[1] for p in self._slices.passes)
@@ -179,6 +198,8 @@ class CostModel:
         step_seconds = self.step_seconds(rows)
         if tokens <= 0 or seconds <= 0 or step_seconds <= 0:
             return
+        self._slices_since_mixed = 0
+        self._latest_mixed.append(_MixedPass(tokens, context, rows, seconds))
         factors = (step_seconds, context, tokens, tokens * (context + tokens / 2))
         self._mixed.ran(factors, seconds, self.mixed_seconds(tokens, context, rows))
         # What is above a step is that of the tokens, where the passes do not tell more.
@@ -186,6 +207,20 @@ class CostModel:
         token = max(statistics.median(rates), _SMALLEST_TOKEN_SECONDS)
         scales = (1.0, step_seconds / _CONTEXT_SCALE, token, token / _CONTEXT_SCALE)
         self._mixed.solve(scales, (1.0, 0.0, 1.0, 0.0), (_FIRMLY, _WEAKLY, _WEAKLY, _WEAKLY))
+
+    def mixing_pays(self) -> bool:
+        """Whether mixed passes take no longer than their slices and steps would apart.
+
+        It does where a pass is mostly the reading of weights. It need not: on one CUDA device a pass of a new shape
+        cost more than it saved. Until there is something to compare it is believed, and tried again after many slices.
+        """
+        if len(self._latest_mixed) < _FAMILIAR_PASSES or len(self._slices.passes) < _FAMILIAR_PASSES:
+            return True
+        ratios = [
+            one.seconds / (self.prefill.seconds(one.tokens, one.context) + self.step_seconds(one.rows))
+            for one in self._latest_mixed
+        ]
+        return statistics.median(ratios) <= _MIXING_TOLERANCE
 
     def _mixed_cost(self, context: int, rows: int) -> PrefillCost:
         prefill = self.prefill

@@ -18,8 +18,8 @@ Who goes next, in the order it is asked:
 A prompt can run a slice when its blocks from disk came (or their deadline passed), and it has started or may: a row
 will be free for it, and fewer than `max_prefills` prompts of its lane are in prefill.
 
-A slice is bounded by *time*, as `pacing` says. Where the engine can, a slice beside decoding rows is *mixed*: the same
-pass gives each row its next token.
+A slice is bounded by *time*, as `pacing` says. Where the engine can, and where it was measured to be no slower, a slice
+beside decoding rows is *mixed*: the same pass gives each row its next token.
 """
 
 from collections.abc import Iterable
@@ -201,7 +201,7 @@ class Scheduler:
 
     @property
     def _is_mixing(self) -> bool:
-        return self._settings.slices == "mixed" and bool(self._decoding)
+        return self._settings.slices == "mixed" and bool(self._decoding) and self.costs.mixing_pays()
 
     def _is_owed(self, lane: Lane) -> bool:
         """Rule 2."""

@@ -156,3 +156,32 @@ def test_from_where_on_a_pass_is_worth_it() -> None:
 
     assert model.worthwhile_tokens(0.5, 0, 1) in (9, 10)
     assert model.worthwhile_tokens(0.2, 0, 1) in (2, 3)
+
+
+@pytest.mark.parametrize(("factor", "pays"), [(0.7, True), (1.0, True), (1.5, False)])
+def test_mixing_is_for_devices_where_it_pays(*, factor: float, pays: bool) -> None:
+    """Mixed passes that take longer than their slices and steps apart are given up; until that is known they run."""
+    model = CostModel(100.0)
+    for _ in range(10):
+        model.stepped(1, 0.1)
+        model.prefilled(32, 0, 0.4)
+    assert model.mixing_pays()
+    for _ in range(10):
+        model.mixed(32, 0, 1, factor * 0.5)
+    assert model.mixing_pays() == pays
+
+
+def test_mixing_is_tried_again() -> None:
+    """What was slow once, when kernels were compiled for instance, is measured again after many slices apart."""
+    model = CostModel(100.0)
+    for _ in range(10):
+        model.stepped(1, 0.1)
+        model.prefilled(32, 0, 0.4)
+        model.mixed(32, 0, 1, 2.0)
+    assert not model.mixing_pays()
+    slices = 0
+    while not model.mixing_pays():
+        model.prefilled(32, 0, 0.4)
+        slices += 1
+        assert slices < 1000
+    assert slices > 100
