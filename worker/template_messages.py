@@ -5,6 +5,7 @@ What a template wants is found by trying: a way is right if the template does no
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,10 +15,12 @@ from protocol.generation import ChatMessage
 
 @dataclass(frozen=True, kw_only=True)
 class TemplateWay:
-    """`empty`: what stands for the text of a message that only calls. `arguments`: a mapping, or its JSON as text."""
+    """`empty`: what stands for the text of a message that only calls. `arguments`: a mapping, or its JSON as text.
+    `thoughts` "alone": a message that calls and has text goes without its reasoning."""
 
     empty: Literal["text", "none"] = "text"
     arguments: Literal["mapping", "text"] = "mapping"
+    thoughts: Literal["given", "alone"] = "given"
 
 
 _WAYS = (
@@ -25,6 +28,7 @@ _WAYS = (
     TemplateWay(empty="none"),
     TemplateWay(arguments="text"),
     TemplateWay(empty="none", arguments="text"),
+    TemplateWay(thoughts="alone"),  # gpt-oss
 )
 
 
@@ -36,7 +40,9 @@ def ways(messages: Sequence[ChatMessage]) -> Iterator[TemplateWay]:
 def template_messages(messages: Sequence[ChatMessage], way: TemplateWay, template: str) -> list[dict[str, Any]]:
     """For `apply_chat_template`. Only what is there: a template asks `is defined`, and null would be an answer."""
     ids_are_short = "[TOOL_CALLS]" in template
-    return [_template_message(message, way, "short" if ids_are_short else "given") for message in messages]
+    # gpt-oss has a name of its own for reasoning, and several use the short one.
+    thoughts = [name for name in ("thinking", "reasoning") if re.search(rf"\b{name}\b", template)]
+    return [_template_message(message, way, "short" if ids_are_short else "given", thoughts) for message in messages]
 
 
 def lost_call(messages: Sequence[ChatMessage], text: str) -> int | None:
@@ -54,14 +60,18 @@ def lost_call(messages: Sequence[ChatMessage], text: str) -> int | None:
     return None
 
 
-def _template_message(message: ChatMessage, way: TemplateWay, ids: Literal["given", "short"]) -> dict[str, Any]:
+def _template_message(
+    message: ChatMessage, way: TemplateWay, ids: Literal["given", "short"], thoughts: Sequence[str]
+) -> dict[str, Any]:
     is_empty = bool(message.tool_calls) and not message.content
     content = None if is_empty and way.empty == "none" else message.content
     fields: dict[str, Any] = {"role": message.role, "content": content}
     if message.name is not None:
         fields["name"] = message.name
-    if message.reasoning_content is not None:
-        fields["reasoning_content"] = message.reasoning_content
+    is_alone = way.thoughts == "alone" and bool(message.tool_calls) and bool(message.content)
+    if message.reasoning_content is not None and not is_alone:
+        for name in ("reasoning_content", *thoughts):
+            fields[name] = message.reasoning_content
     if message.tool_call_id is not None:
         fields["tool_call_id"] = _call_id(message.tool_call_id, ids)
     if message.tool_calls:

@@ -398,6 +398,25 @@ def test_a_call_of_the_past_is_rendered_as_the_template_wants_it(source: str, ex
     assert "12 degrees" in text
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_of_the_past_has_the_name_that_the_template_wants(name: str) -> None:
+    """A template that re-renders it must find it: the prefix of the next turn depends on it."""
+    source = _LOOP + "{{ m." + name + " }}{{ m.content }}{% endfor %}"
+
+    assert render_chat(Jinja(source), chat(says("assistant", "so", reasoning_content="why"))).text == "[assistant]whyso"
+
+
+def test_reasoning_that_a_template_refuses_beside_text_goes() -> None:
+    """gpt-oss takes either of them in a message that calls."""
+    source = (
+        _LOOP + "{% if m.tool_calls and m.content and m.thinking %}{{ raise_exception('both') }}{% endif %}"
+        "{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}{{ m.content }}{% endfor %}"
+    )
+    message = says("assistant", "so", reasoning_content="why", tool_calls=(CALL,))
+
+    assert render_chat(Jinja(source), chat(message)).text == "[assistant]get_weatherso"
+
+
 def test_ids_are_short_where_a_template_wants_them_so() -> None:
     """Mistral's templates raise for any other: nine letters and digits, the same for the call and its result."""
     source = (
