@@ -5,6 +5,7 @@
 #   make test    the suite            (ARGS="tests/gateway -k fleet" narrows it)
 #   make fuzz    ten thousand broken requests to a real service   (REQUESTS=500 for fewer)
 #   make lint    format, lint, types, import contracts, spelling
+#   make soak    ten minutes of everything at once, workers killed now and then   (ARGS="--seconds 60")
 #   make bench   the benchmarks in tests/bench   (BENCH=tests/bench/one.py picks)
 #   make lock    resolve requirements.lock anew from pyproject.toml
 
@@ -16,7 +17,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 BENCHMARKS := $(or $(BENCH),$(sort $(wildcard tests/bench/*_bench.py)))
 
-.PHONY: setup demo test fuzz lint bench lock
+.PHONY: setup demo test fuzz soak lint bench lock
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.installed
@@ -36,6 +37,9 @@ lint: setup
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+
+soak: setup
+	PYTHONPATH=. $(BIN)/python -m tests.soak $(ARGS)
 
 bench: setup
 	@test -n "$(BENCHMARKS)" || { echo "there is no tests/bench/*_bench.py" >&2; exit 1; }

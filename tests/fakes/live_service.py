@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import IO, Literal, TypeVar
 
 import httpx
+import msgspec
 import psutil
 
+from gateway.cache_terms import AdminCache
 from gateway.config import Settings, load_settings
-from gateway.control import ControlError, fetch_status
+from gateway.control import ControlError, ask_service, fetch_status, read_admin_token
 from gateway.status import AdminStatus, ModelStatus
+from protocol.generation import Pong
 from tests.fakes.ordinary_rights import drop_roots_rights
 
 ROOT = Path(__file__).parents[2]
@@ -169,6 +172,16 @@ class LiveService:
 
     def model_or_none(self, name: str) -> ModelStatus | None:
         return next(model.process for model in self.status().models if model.name == name)
+
+    def books(self, name: str) -> Pong:
+        """What the process of a model says of itself now. It must be ready."""
+        token = read_admin_token(self.settings)
+        answer = ask_service(self.settings, "GET", "/admin/cache", token=token)
+        assert answer.status == 200, answer.body
+        told = msgspec.json.decode(answer.body, type=AdminCache)
+        books = next(model.books for model in told.models if model.model == name)
+        assert books is not None, f"{name} has no books"
+        return books
 
     def stored_blocks(self) -> int:
         """How many KV blocks are durable."""

@@ -84,7 +84,7 @@ def said_by(tag: str) -> str:
     return b"".join(_piece_bytes(piece) for piece in SCRIPTS[tag]).decode()
 
 
-def make_script_model(destination: Path) -> Path:
+def make_script_model(destination: Path, *, context_tokens: int = CONTEXT_TOKENS) -> Path:
     """Write the model folder (about 18 MB, the same bytes every time) and return its path."""
     destination.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer()
@@ -97,7 +97,9 @@ def make_script_model(destination: Path) -> Path:
     tokenizer.save(str(destination / "tokenizer.json"))
     template = _chat_template()
     (destination / "chat_template.jinja").write_text(template, encoding="utf-8")
-    _write_json(destination / "config.json", _model_config(width, end, _special_id(tokenizer, END_OF_TEXT)))
+    _write_json(
+        destination / "config.json", _model_config(width, end, _special_id(tokenizer, END_OF_TEXT), context_tokens)
+    )
     _write_json(destination / "generation_config.json", {"eos_token_id": end, "temperature": 0.0})
     _write_json(
         destination / "tokenizer_config.json",
@@ -106,7 +108,7 @@ def make_script_model(destination: Path) -> Path:
             "eos_token": END_OF_TURN,
             "bos_token": END_OF_TEXT,
             "pad_token": END_OF_TEXT,
-            "model_max_length": CONTEXT_TOKENS,
+            "model_max_length": context_tokens,
             "clean_up_tokenization_spaces": False,
             "chat_template": template,
         },
@@ -223,7 +225,7 @@ def _weights(
     return weights
 
 
-def _model_config(width: int, end: int, beginning: int) -> dict[str, Any]:
+def _model_config(width: int, end: int, beginning: int, context_tokens: int) -> dict[str, Any]:
     head_width = 64
     return {
         "model_type": "llama",
@@ -236,7 +238,7 @@ def _model_config(width: int, end: int, beginning: int) -> dict[str, Any]:
         "head_dim": head_width,
         "rms_norm_eps": 1e-5,
         "vocab_size": width,
-        "max_position_embeddings": CONTEXT_TOKENS,
+        "max_position_embeddings": context_tokens,
         "rope_theta": 10000.0,
         "tie_word_embeddings": False,
         "bos_token_id": beginning,
