@@ -4,6 +4,7 @@
 #   make demo    fetch a small model, serve it, ask it something
 #   make test    the suite            (ARGS="tests/gateway -k fleet" narrows it)
 #   make fuzz    ten thousand broken requests to a real service   (REQUESTS=500 for fewer)
+#   make clients real clients from the registries against a real service   (CLIENT="codex" for one)
 #   make lint    format, lint, types, import contracts, spelling
 #   make soak    ten minutes of everything at once, workers killed now and then   (ARGS="--seconds 60")
 #   make bench   the benchmarks in tests/bench   (BENCH=tests/bench/one.py picks)
@@ -17,7 +18,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 BENCHMARKS := $(or $(BENCH),$(sort $(wildcard tests/bench/*_bench.py)))
 
-.PHONY: setup demo test fuzz soak lint bench lock
+.PHONY: setup demo test fuzz clients soak lint bench lock
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.installed
@@ -30,6 +31,10 @@ test: setup
 
 fuzz: setup
 	MLXD_FUZZ_REQUESTS=$(or $(REQUESTS),10000) $(BIN)/python -m pytest tests/fuzz -s $(ARGS)
+
+# Not part of `make test`: it installs several hundred packages, into a cache outside of this checkout.
+clients: setup
+	$(BIN)/python -m tests.clients $(if $(CLIENT),"$(CLIENT)")
 
 lint: setup
 	$(BIN)/ruff check .

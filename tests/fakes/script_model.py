@@ -86,20 +86,26 @@ def said_by(tag: str) -> str:
 
 def make_script_model(destination: Path, *, context_tokens: int = CONTEXT_TOKENS) -> Path:
     """Write the model folder (about 18 MB, the same bytes every time) and return its path."""
-    destination.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer()
-    successors = _successors(tokenizer)
+    return write_chain_model(
+        destination, tokenizer, _successors(tokenizer), template=_chat_template(), context_tokens=context_tokens
+    )
+
+
+def write_chain_model(
+    destination: Path, tokenizer: Tokenizer, successors: Mapping[int, int], *, template: str, context_tokens: int
+) -> Path:
+    """Write a Llama folder in which each token is followed by its successor, others by the end of the turn."""
+    destination.mkdir(parents=True, exist_ok=True)
     vocabulary_size = tokenizer.get_vocab_size()
     width = -(-vocabulary_size // 128) * 128
-    end = _special_id(tokenizer, END_OF_TURN)
+    end = special_id(tokenizer, END_OF_TURN)
+    config = _model_config(width, end, special_id(tokenizer, END_OF_TEXT), context_tokens)
 
     save_file(_weights(successors, vocabulary_size, width, end), destination / "model.safetensors", {"format": "mlx"})
     tokenizer.save(str(destination / "tokenizer.json"))
-    template = _chat_template()
     (destination / "chat_template.jinja").write_text(template, encoding="utf-8")
-    _write_json(
-        destination / "config.json", _model_config(width, end, _special_id(tokenizer, END_OF_TEXT), context_tokens)
-    )
+    _write_json(destination / "config.json", config)
     _write_json(destination / "generation_config.json", {"eos_token_id": end, "temperature": 0.0})
     _write_json(
         destination / "tokenizer_config.json",
@@ -139,7 +145,8 @@ def _piece_bytes(piece: Piece) -> bytes:
             return piece
 
 
-def _spelling(piece: str | bytes) -> str:
+def spelling(piece: str | bytes) -> str:
+    """A piece as byte-level vocabularies write it."""
     return "".join(_BYTE_CHARACTERS[byte] for byte in _piece_bytes(piece))
 
 
@@ -152,9 +159,9 @@ def _tokenizer() -> Tokenizer:
     vocabulary = {character: byte for byte, character in enumerate(_BYTE_CHARACTERS)}
     for piece in itertools.chain.from_iterable(SCRIPTS.values()):
         if not isinstance(piece, Marker) and len(_piece_bytes(piece)) > 1:
-            if _spelling(piece) in vocabulary:
+            if spelling(piece) in vocabulary:
                 raise ValueError(f"the piece {piece!r} is in two scripts: its successor would not be certain")
-            vocabulary[_spelling(piece)] = len(vocabulary)
+            vocabulary[spelling(piece)] = len(vocabulary)
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=[], byte_fallback=False))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = ByteLevelDecoder()
@@ -165,7 +172,8 @@ def _tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def _special_id(tokenizer: Tokenizer, text: str) -> int:
+def special_id(tokenizer: Tokenizer, text: str) -> int:
+    """The id of a token that the tokenizer must have."""
     token = tokenizer.token_to_id(text)
     if token is None:
         raise ValueError(f"the tokenizer lacks {text!r}")
@@ -174,11 +182,11 @@ def _special_id(tokenizer: Tokenizer, text: str) -> int:
 
 def _successors(tokenizer: Tokenizer) -> dict[int, int]:
     """Which token follows which. Tokens that are not in it are followed by the end of the turn."""
-    end = _special_id(tokenizer, END_OF_TURN)
+    end = special_id(tokenizer, END_OF_TURN)
     successors: dict[int, int] = {}
     for tag, pieces in SCRIPTS.items():
-        said = [_special_id(tokenizer, p.text if isinstance(p, Marker) else _spelling(p)) for p in pieces]
-        chain = [_special_id(tokenizer, _start_token(tag)), *said]
+        said = [special_id(tokenizer, p.text if isinstance(p, Marker) else spelling(p)) for p in pieces]
+        chain = [special_id(tokenizer, _start_token(tag)), *said]
         chain.append(chain[-1] if tag in ENDLESS else end)
         for token, successor in itertools.pairwise(chain):
             if successors.setdefault(token, successor) != successor:
@@ -254,7 +262,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 # --- template ------------------------------------------------------------------------------------------------------
 
-_TEMPLATE_HEAD = """\
+TEMPLATE_HEAD = """\
 {%- if tools -%}
 <|im_start|>system
 Tools: {{ tools | tojson }}
@@ -290,4 +298,4 @@ Call as <tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|>
 
 def _chat_template() -> str:
     tags = "".join(f"{{%- if '{tag}' in asked.text -%}}{_start_token(tag)}{{%- endif -%}}" for tag in SCRIPTS)
-    return f"{_TEMPLATE_HEAD}{tags}{{%- endif -%}}"
+    return f"{TEMPLATE_HEAD}{tags}{{%- endif -%}}"
