@@ -44,7 +44,7 @@ from protocol.generation import (
 from protocol.handshake import PROTOCOL_VERSION, Hello, Refused, Welcome
 from protocol.launch import WorkerLaunch
 from protocol.model_kind import capabilities_of
-from protocol.sockets import Peer, PeerGone
+from protocol.sockets import Peer
 from worker.answers.of_tokenizer import formats_of_tokenizer
 from worker.board import Board
 from worker.cold_cache import ColdCache
@@ -56,6 +56,7 @@ from worker.log import configure_logging
 from worker.loop import StepLoop
 from worker.model_unusable import ModelUnusable, unusable_if_unloadable
 from worker.neighbours import Alone, DeviceSharing, SharingSettings
+from worker.outbox import Outbox
 from worker.pacing import SchedulerSettings
 from worker.parent import read_launch, when_parent_is_gone
 from worker.prefill_lease import PrefillLease
@@ -74,6 +75,7 @@ SIGTERM_DRAIN_SECONDS = 5.0
 ORPHAN_DRAIN_SECONDS = 1.0
 PERSIST_SECONDS = 20.0
 _LOADING_REPORT_SECONDS = 0.5
+_UNSENT_RETRY_SECONDS = 0.02
 
 log = structlog.get_logger()
 
@@ -84,7 +86,6 @@ class Worker:
     def __init__(self, launch: WorkerLaunch) -> None:
         self._launch = launch
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()  # of what the loop takes that this model needs
-        self._outbox: queue.SimpleQueue[WorkerEvent | None] = queue.SimpleQueue()
         self._text_plane: TextPlane | EmbeddingTextPlane | None = None
         self._exit_code: int | None = None
         runtime_directory = Path(launch.runtime_directory)
@@ -92,6 +93,7 @@ class Worker:
         self._peer: Peer[WorkerCommand, WorkerEvent] = Peer(
             gateway_socket(runtime_directory), f"w{launch.incarnation}".encode(), WorkerCommand
         )
+        self._outbox = Outbox(self._peer.wake)
 
     def run(self) -> int:
         """Until the step thread ends, or the gateway refuses this process."""
@@ -105,11 +107,12 @@ class Worker:
         )
         threading.Thread(target=self._run_steps, name="steps", daemon=True).start()
         try:
+            unsent = 0
             while self._exit_code is None:
-                for command in self._peer.receive(1.0):
+                for command in self._peer.receive(_UNSENT_RETRY_SECONDS if unsent else 1.0):
                     self._take(command)
-                self._send_events()
-            self._send_events()
+                unsent = self._outbox.send(self._peer.send)
+            self._outbox.send(self._peer.send)
         finally:
             self._peer.close()
         return self._exit_code
@@ -120,19 +123,6 @@ class Worker:
 
     def _send(self, event: WorkerEvent) -> None:
         self._outbox.put(event)
-        self._peer.wake()
-
-    def _send_events(self) -> None:
-        while True:
-            try:
-                event = self._outbox.get_nowait()
-            except queue.Empty:
-                return
-            if event is not None:
-                try:
-                    self._peer.send(event)
-                except PeerGone:
-                    log.warning("gateway_not_reading")
 
     def _take(self, command: WorkerCommand | MalformedMessage) -> None:
         match command:
