@@ -434,6 +434,7 @@ class StepLoop(Generic[Payload]):
             return token.request_id
         for event in row.answer.push(emitted.text):
             self._send(event)
+        row.told = None  # whoever parks it again says so again
         if row.answer.is_over:
             self._finish(row, "", "stop")
             return token.request_id
@@ -496,6 +497,7 @@ class StepLoop(Generic[Payload]):
         )
 
     def _report_prefill(self, sequence: Sequence) -> None:
+        self._rows[sequence.request_id].told = None  # what it was told before is over
         self._send(
             Prefilling(
                 request_id=sequence.request_id,

@@ -86,6 +86,9 @@ class Idle:
 
 Step = Open | Prefill | Mixed | Join | Park | Decode | Idle
 
+_TOLD_AFTER_SECONDS = 2.0
+"""A prompt that has begun and then waits for so long is told why: slices of others may be a second each."""
+
 
 @dataclass(frozen=True)
 class Standing:
@@ -322,7 +325,7 @@ class Scheduler:
     def opened(self, request_id: RequestId, cached_tokens: int, now: float) -> None:
         """Its KV cache exists and holds `cached_tokens` of its prompt."""
         sequence = self._waiting[request_id]
-        sequence.prefill_started = now
+        sequence.prefill_started = sequence.advanced_at = now
         sequence.prefilled = sequence.cached = cached_tokens
         self._prompt_may_be_done(sequence, now)
 
@@ -345,6 +348,7 @@ class Scheduler:
         self._count_held(seconds, sequence)
         sequence.prefilled += step.tokens
         sequence.slices += 1
+        sequence.advanced_at = now
         self._tenants.charge(sequence.tenant, seconds - decoded_seconds)
         self._slices[step.lane] += 1
         self._let_by[step.lane] = 0
@@ -418,7 +422,8 @@ class Scheduler:
     # --- what those who wait are told -------------------------------------------------------------------------------
 
     def standings(self, now: float) -> list[Standing]:
-        """Of every request that has not started, or is parked: how many go first, how long that takes, and why."""
+        """Of every request that has not started, is parked or has not advanced for a while: how many go first, how long
+        that takes, and why."""
         leads = self._tenants.leads()
         ordered = sorted(self._waiting.values(), key=lambda s: (s.lane, self._work_left(s, leads)))
         holders = self._holders()
@@ -426,7 +431,7 @@ class Scheduler:
         seconds = 0.0
         for ahead, sequence in enumerate(ordered):
             seconds += self._seconds_left(sequence)
-            if not sequence.has_started:
+            if not sequence.has_started or now - sequence.advanced_at >= _TOLD_AFTER_SECONDS:
                 held_by = holders[sequence.request_id]
                 is_known = held_by in ("", "higher_class")
                 standings.append(Standing(sequence.request_id, ahead, seconds if is_known else None, held_by))

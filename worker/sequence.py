@@ -73,8 +73,8 @@ class Sequence:
 
     `prefilled` tokens of the prompt are in its KV cache, `cached` of them came from the prefix cache. The last
     prompt token is never prefilled: it is the first input of decode. `grains` name its prefix (see `protocol.ids`).
-    A sequence whose prompt is done and which takes no part in decode is parked. `held` counts the seconds it gave way,
-    by reason (see `protocol.generation.Waiting`).
+    `advanced_at` is when more of its prompt was done last. A sequence whose prompt is done and which takes no part in
+    decode is parked. `held` counts the seconds it gave way, by reason (see `protocol.generation.Waiting`).
     """
 
     request_id: RequestId
@@ -89,6 +89,7 @@ class Sequence:
     cached: int = 0
     slices: int = 0
     prefill_started: float | None = None
+    advanced_at: float = 0.0
     decode_started: float | None = None
     parked_since: float = 0.0
     may_be_parked_at: float = 0.0

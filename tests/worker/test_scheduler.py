@@ -638,6 +638,19 @@ def test_standings() -> None:
     assert made.eta_seconds(RequestId("unknown")) == 0
 
 
+def test_a_prompt_that_has_begun_is_told_whom_it_waits_for() -> None:
+    """Not between two slices, but when others have had the device for seconds: a soak saw such prompts for half a
+    minute with no reason in the status."""
+    made = scheduler(sequence(A, 1001, BATCH))
+    play(made, made.next_step(0.0))
+    made.prefilled(Prefill(A, 100, BATCH), 0.1, 0.1)
+    start_decoding(made, sequence(B, 9, I), now=0.1)
+    assert made.standings(2.0) == []
+    assert [(told.request_id, told.held_by) for told in made.standings(2.1)] == [(A, "higher_class")]
+    made.prefilled(Prefill(A, 100, BATCH), 0.1, 2.2)
+    assert made.standings(2.3) == []
+
+
 def test_held_seconds_are_those_of_others() -> None:
     """By reason; who is served is not held."""
     made = scheduler(sequence(A, 1001, I), sequence(B, 1001, BATCH))
