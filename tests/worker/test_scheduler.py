@@ -621,6 +621,27 @@ def test_who_waits_beside_rows_is_told_what_mixed_passes_take() -> None:
     assert told == pytest.approx(now, rel=0.2)
 
 
+def test_a_pass_that_is_slow_for_another_reason_does_not_starve_its_prompt() -> None:
+    """Passes that take a step's time more than a step and their tokens: what they take is laid to their tokens, which
+    must not end in passes of one token. (A soak saw that: an interactive prompt of 620 tokens took 160 s.)"""
+    made = scheduler(slices="mixed", max_rows=8)
+    for name in (A, B):
+        start_decoding(made, sequence(name, 9, I))
+    now = 0.0
+    for _ in range(6):
+        passes = 0
+        made.add(sequence(C, 620, I, arrived=now))
+        while made.decodes(C) is False:
+            step = made.next_step(now)
+            tokens = step.tokens if isinstance(step, Mixed) else 0
+            seconds = 0.1 + (0.1 + 0.006 * tokens if tokens else 0.0) if isinstance(step, Mixed | Decode) else 0.0
+            now += seconds
+            passes += tokens > 0
+            play(made, step, now, seconds)
+        assert passes <= 40
+        made.remove(C)
+
+
 # --- what those who wait are told -----------------------------------------------------------------------------------
 
 
