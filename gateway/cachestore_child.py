@@ -14,7 +14,7 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.fleet import backoff_seconds
+from gateway.fleet_crashes import backoff_seconds
 from gateway.fleet_terms import FleetSettings
 from gateway.processes import ChildExit, ChildProcess, spawn
 from gateway.status import CachestoreStatus, LastExit, ModelState

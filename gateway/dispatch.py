@@ -18,7 +18,8 @@ from msgspec.structs import replace
 
 from gateway.abilities import cannot_do
 from gateway.cachestore_child import CachestoreChild, CachestoreSettings, last_exit
-from gateway.fleet import Fleet, shutting_down, stranded
+from gateway.fleet import Fleet
+from gateway.fleet_failures import shutting_down, stranded
 from gateway.fleet_terms import (
     AdmissionClosed,
     AnswerHello,

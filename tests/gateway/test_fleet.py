@@ -1,5 +1,6 @@
 """The life of every worker process, as a machine: tables of single steps, then a model-based test of its laws."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
-from gateway.fleet import Fleet, backoff_seconds
+from gateway.fleet import Fleet
+from gateway.fleet_crashes import backoff_seconds
 from gateway.fleet_terms import (
     Absent,
     AdmissionClosed,
@@ -117,7 +119,7 @@ def exited(incarnation: Incarnation, model: ModelName = MODEL, last_words: Failu
     )
 
 
-def kinds(effects: list[Effect]) -> list[str]:
+def kinds(effects: Sequence[Effect]) -> list[str]:
     return [type(effect).__name__ for effect in effects]
 
 

@@ -70,13 +70,19 @@ async def test_a_serving_model_restarts_though_nobody_asks(runtime_directory: Pa
 
 
 async def test_a_crash_loop_ends_in_a_clear_refusal(runtime_directory: Path) -> None:
-    """Three crashes in five minutes: refused at once from then on, with a time to come back, and no further spawn."""
+    """Three crashes in five minutes: refused at once from then on, with a time to come back, and no further spawn.
+
+    What the process printed is for the operator: a client hears how it ended.
+    """
     async with serving(settings_for(runtime_directory)) as dispatch:
         failure = await submit(dispatch, "dies_at_start").failure()
         assert failure.kind is FailureKind.MODEL_UNAVAILABLE
-        assert "boom: the weights are cursed" in failure.message
+        assert "exit code 3" in failure.message
+        assert "cursed" not in failure.message
         assert failure.retry_after_seconds is not None
         status = status_of(dispatch, "dies_at_start")
+        assert status.last_exit is not None
+        assert "boom: the weights are cursed" in status.last_exit.stderr_tail
         assert (status.state, status.restarts, status.pid) == ("given_up", 2, None)
         again = await submit(dispatch, "dies_at_start").failure(within_seconds=1.0)
         assert again.kind is FailureKind.MODEL_UNAVAILABLE
