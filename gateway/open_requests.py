@@ -8,6 +8,7 @@ from typing import Literal, TypeVar, assert_never
 from msgspec import Struct
 
 from gateway.replies import Reply
+from protocol.failures import Failure
 from protocol.generation import (
     CallArguments,
     CallEnded,
@@ -69,6 +70,10 @@ class OpenRequest(Struct, kw_only=True):
     def needs_weights(self) -> bool:
         """Whether it has to wait until its model is loaded."""
         return not isinstance(self.work, Tokenize | Detokenize)
+
+    def fail(self, failure: Failure) -> None:
+        """End the reply with a failure; nothing when it has ended. The books stay as they are."""
+        self.reply.put(Failed(request_id=self.request_id, failure=failure))
 
 
 class OpenRequests:

@@ -36,7 +36,8 @@ from gateway.control import (
     service_url,
     withdraw_service,
 )
-from gateway.dispatch import Dispatch, DispatchSettings
+from gateway.dispatch import Dispatch
+from gateway.dispatch_terms import DispatchSettings
 from gateway.file_limit import raise_file_limit
 from gateway.fleet_terms import FleetSettings
 from gateway.gate import DrainFlag, GateSecrets

@@ -10,7 +10,8 @@ import structlog
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from gateway.dispatch import Dispatch, DispatchSettings
+from gateway.dispatch import Dispatch
+from gateway.dispatch_terms import DispatchSettings
 from gateway.fleet_terms import FleetSettings
 from gateway.status import ServiceStatus
 from protocol.addresses import gateway_socket

@@ -13,7 +13,8 @@ import psutil
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.dispatch import Dispatch, DispatchSettings
+from gateway.dispatch import Dispatch
+from gateway.dispatch_terms import DispatchSettings
 from gateway.fleet_terms import FleetSettings
 from gateway.replies import Reply
 from gateway.status import ModelStatus

@@ -1,0 +1,23 @@
+"""What the dispatch task owns. Nobody else changes any of it, so nothing here needs a lock."""
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from gateway.fleet import Fleet
+from gateway.fresh_books import FreshBooks
+from gateway.model_waiters import ModelWaiters
+from gateway.open_requests import OpenRequests
+from gateway.worker_processes import WorkerProcesses
+
+
+class DispatchState(Struct, frozen=True, kw_only=True):
+    """There from before `run` until after it. `clock` is monotonic."""
+
+    fleet: Fleet
+    open_requests: OpenRequests
+    waiters: ModelWaiters
+    processes: WorkerProcesses
+    books: FreshBooks
+    clock: Callable[[], float]
+    unix_clock: Callable[[], float]
