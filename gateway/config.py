@@ -70,12 +70,18 @@ class CacheSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class WorkerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={
     "hot_cache_bytes": "hot_cache",
 }):  # fmt: skip
-    """What every worker gets. `context_tokens` None means what the model itself allows."""
+    """What every worker gets. `context_tokens` None means what the model itself allows.
+
+    A process has `load_timeout_seconds`, and two more for each GiB of weights, to load. One that has work and makes no
+    step for `hang_seconds` is ended, and another takes its place.
+    """
 
     max_rows: Annotated[int, Meta(ge=1, le=256)] = 16
     hot_cache_bytes: int = 2 * 1024**3
     context_tokens: Positive | None = None
     prefill_slice_seconds: Annotated[float, Meta(gt=0, le=10)] = 0.2
+    load_timeout_seconds: Annotated[float, Meta(ge=1, le=86_400)] = 300.0
+    hang_seconds: Annotated[float, Meta(ge=3, le=86_400)] = 60.0
 
 
 class MemorySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={

@@ -217,7 +217,12 @@ def dispatch_settings(settings: Settings, environment: Mapping[str, str]) -> Dis
                 log_level=settings.log_level,
             ),
         ),
-        fleet=FleetSettings(drain_seconds=settings.drain_seconds, memory=memory_terms(settings)),
+        fleet=FleetSettings(
+            start_timeout_seconds=settings.worker.load_timeout_seconds,
+            hang_seconds=settings.worker.hang_seconds,
+            drain_seconds=settings.drain_seconds,
+            memory=memory_terms(settings),
+        ),
         max_waiting_per_model=settings.limits.max_queued_requests,
         max_rows=settings.worker.max_rows,
         context_tokens=settings.worker.context_tokens,
