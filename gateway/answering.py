@@ -28,6 +28,7 @@ from gateway.http_errors import unexpected_failure
 from gateway.json_body import ClientGone, read_json_body
 from gateway.latency_class import CLASS_HEADER, class_asked, granted_class
 from gateway.ports import Generator, ModelLookup
+from gateway.profiles import Profile, default_class, profiled_choices
 from gateway.replies import Reply
 from protocol.failures import Failure, FailureKind
 from protocol.generation import (
@@ -87,6 +88,7 @@ class Answering:
         models: ModelLookup,
         desk: FrontDesk,
         *,
+        profile: Callable[[str], Profile | None] = lambda _: None,
         max_body_bytes: int,
         unix_clock: Callable[[], float],
         patience: Patience,
@@ -95,6 +97,7 @@ class Answering:
         self._generator = generator
         self._models = models
         self._desk = desk
+        self._profile = profile
         self._max_body_bytes = max_body_bytes
         self._unix_clock = unix_clock
         self._patience = patience
@@ -123,8 +126,15 @@ class Answering:
         unservable = cannot_serve(self._models, accepted.model)
         if unservable is not None:
             return unservable
+        rights = asked.caller.classes
+        profile = self._profile(accepted.model)
+        if profile is not None:
+            # From here on it is the folder's; its renderer still knows which name its client asked for.
+            work = profiled_choices(profile, accepted.work)
+            accepted = replace(accepted, model=ModelName(profile.model), work=work)
+            rights = replace(rights, default=default_class(profile, rights.default))
         urgency = class_asked(asked.headers, service_tier=accepted.service_tier, priority=accepted.priority)
-        latency_class = granted_class(urgency, asked.caller.classes)
+        latency_class = granted_class(urgency, rights)
         work = tuple(
             replace(command, latency_class=latency_class, tenant=asked.caller.key_name)
             if isinstance(command, Generate)

@@ -22,6 +22,7 @@ from gateway.model_routes import model_admin_router
 from gateway.openai.routes import openai_router
 from gateway.operations import operations_router
 from gateway.ports import Generator, ModelControl
+from gateway.profiled_models import ProfiledGenerator, ProfiledModels
 from gateway.request_routes import request_admin_router, request_router
 from gateway.responses.routes import responses_router
 from gateway.responses.store import ResponseStore
@@ -45,9 +46,10 @@ def create_app(  # noqa: PLR0913  (the parts of a whole service)
     model_control: ModelControl,
 ) -> Gate:
     """The ASGI app to serve."""
+    models = ProfiledModels(catalog, settings.profiles)
     doors = CacheDoors(
-        generator=generator,
-        models=catalog,
+        generator=ProfiledGenerator(generator, models),
+        models=models,
         access=cache,
         records=lambda: keyring.records,
         model_names=lambda: (entry.name for entry in catalog.entries()),
@@ -85,6 +87,8 @@ def create_routes(
     response_store: ResponseStore | None = None,
 ) -> Litestar:
     """What lies behind the gate. Never serve it without one: it lets everybody in."""
+    models = ProfiledModels(catalog, settings.profiles)
+    generator = ProfiledGenerator(generator, models)
     desk = FrontDesk(
         class_limits=ClassLimits(
             interactive=settings.limits.max_queued_interactive,
@@ -98,8 +102,9 @@ def create_routes(
     )
     answering = Answering(
         generator,
-        catalog,
+        models,
         desk,
+        profile=models.profile,
         max_body_bytes=settings.limits.max_body_bytes,
         unix_clock=time.time,
         patience=Patience(
@@ -107,7 +112,7 @@ def create_routes(
             headers_seconds=settings.waiting.headers_seconds,
         ),
     )
-    single_answers = SingleAnswers(generator, catalog, desk, max_body_bytes=settings.limits.max_body_bytes)
+    single_answers = SingleAnswers(generator, models, desk, max_body_bytes=settings.limits.max_body_bytes)
     cache_routers = (
         []
         if cache_doors is None
@@ -151,7 +156,10 @@ def create_routes(
         before_request=look_at_the_models,
         route_handlers=[
             operations_router(
-                catalog=catalog, status_source=status_source, context_limit=settings.worker.context_tokens
+                catalog=catalog,
+                status_source=status_source,
+                context_limit=settings.worker.context_tokens,
+                profiles=settings.profiles,
             ),
             openai_router(answering),
             vectors_router(single_answers),
@@ -159,7 +167,7 @@ def create_routes(
             anthropic_router(
                 answering,
                 generator,
-                catalog,
+                models,
                 earlier=None if cache_doors is None else cache_doors.recorder,
                 max_body_bytes=settings.limits.max_body_bytes,
             ),

@@ -86,7 +86,7 @@ def warm_prefix(
         settings,
         "POST",
         "/v1/cache/warm",
-        token=_key(key_file),
+        token=caller_key(key_file),
         body=msgspec.json.encode(body),
         timeout_seconds=_WARM_SECONDS,
     )
@@ -115,7 +115,7 @@ def explain_request(
 ) -> None:
     """Why a request reused no more of its prompt."""
     path = f"/v1/requests/{quote(request_id, safe='')}/explain"
-    answer = _decoded(ask_service(settings_of(config, home), "GET", path, token=_key(key_file)), Explanation)
+    answer = _decoded(ask_service(settings_of(config, home), "GET", path, token=caller_key(key_file)), Explanation)
     if json:
         print_json(answer)
         return
@@ -185,7 +185,7 @@ def show_status(config: ConfigOption = None, home: HomeOption = None, *, json: J
 def show_pins(config: ConfigOption = None, home: HomeOption = None, key_file: KeyFileOption = None) -> None:
     """Your own pinned prefixes, if you give a key; everybody's otherwise."""
     settings = settings_of(config, home)
-    key = _key(key_file)
+    key = caller_key(key_file)
     if key is None:
         _print_all_pins(_fetch_books(settings), remark="nothing is pinned; `mlxd warm FILE --pin NAME` does that")
         return
@@ -207,7 +207,7 @@ def unpin_prefix(
         body = _request(UnpinRequest, {"name": name, "key": key_name})
         answer = ask_service(settings, "POST", "/admin/cache/unpin", token=read_admin_token(settings), body=body)
     else:
-        answer = ask_service(settings, "DELETE", f"/v1/cache/pins/{quote(name, safe='')}", token=_key(key_file))
+        answer = ask_service(settings, "DELETE", f"/v1/cache/pins/{quote(name, safe='')}", token=caller_key(key_file))
     if not _decoded(answer, PinDeleted).deleted:
         raise ControlError(f"nothing is pinned as {name!r}; `mlxd cache pins` lists what is")
     typer.echo(f"{name} is no longer pinned")
@@ -320,7 +320,7 @@ class _BenchAnswer(Struct, frozen=True, kw_only=True):
 # --- asking ----------------------------------------------------------------------------------------------------------
 
 
-def _key(key_file: Path | None) -> str | None:
+def caller_key(key_file: Path | None) -> str | None:
     """The caller's key; None is enough on a machine without keys."""
     if key_file is None:
         key = os.environ.get(KEY_VARIABLE, "").strip()

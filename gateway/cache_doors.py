@@ -192,11 +192,12 @@ class CacheDoors:
 
     def set_budget(self, asked: BudgetRequest) -> BudgetSet:
         """For a model of the catalog, loaded or not."""
-        if self.models.find(asked.model) is None:
+        known = self.models.find(asked.model)
+        if known is None:
             raise CacheRefusal(
                 FailureKind.MODEL_NOT_FOUND, "No such model. GET /v1/models lists those there are.", "model"
             )
-        model = ModelName(asked.model)
+        model = known.name
         told = self.control.tell(model, SetBudget(hot_cache_bytes=asked.hot_cache_bytes))
         return BudgetSet(
             model=model,

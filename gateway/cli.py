@@ -15,6 +15,7 @@ from gateway.config import SettingsError, load_settings
 from gateway.control import ControlError
 from gateway.keys import KeysError
 from gateway.keys_cli import keys_app
+from gateway.launch_cli import LaunchProblem, connect_client, launch_agent
 from gateway.models_cli import load_model, restart_model, unload_model
 from gateway.operations import mlxd_version
 from gateway.plan_cli import show_plan
@@ -43,6 +44,8 @@ app.add_typer(cache_app, name="cache")
 app.add_typer(service_app, name="service")
 app.command("warm")(warm_prefix)
 app.command("explain")(explain_request)
+app.command("launch")(launch_agent)
+app.command("connect")(connect_client)
 app.command("top")(show_top)
 app.command("plan")(show_plan)
 app.command("status")(show_status)
@@ -55,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The console script. Ends the process."""
     try:
         app(args=arguments if arguments is None else list(arguments), prog_name="mlxd")
-    except (SettingsError, KeysError, ControlError, RecipeError, ServiceProblem) as why:
+    except (SettingsError, KeysError, ControlError, RecipeError, ServiceProblem, LaunchProblem) as why:
         print(f"mlxd: {' '.join(str(why).split())}", file=sys.stderr)
         sys.exit(1)
 

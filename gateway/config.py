@@ -17,6 +17,7 @@ from typing import Annotated, Literal, cast, get_args
 import msgspec
 from msgspec import Meta, Struct
 
+from gateway.profiles import Profile, name_problem
 from protocol.addresses import SocketPathTooLong, cachestore_socket, gateway_socket
 from protocol.launch import PersistPolicy
 
@@ -165,6 +166,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     waiting: WaitingSettings = WaitingSettings()
     explain: ExplainSettings = ExplainSettings()
     responses: ResponseSettings = ResponseSettings()
+    profiles: dict[str, Profile] = {}
 
     @property
     def is_loopback(self) -> bool:
@@ -271,6 +273,9 @@ def settings_from(
             for key in keys:
                 _replace_in(filled, key, read)
         settings = msgspec.convert(filled, Settings)
+        for name in settings.profiles:
+            if (problem := name_problem(name)) is not None:
+                raise _BadValue(f"profiles: {name!r} {problem}")
         gateway_socket(Path(settings.runtime_directory))
         cachestore_socket(Path(settings.runtime_directory))
     except msgspec.ValidationError as why:

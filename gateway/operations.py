@@ -17,6 +17,7 @@ from gateway.anthropic.models import ModelInfo, model_info, model_page
 from gateway.catalog import ModelEntry
 from gateway.catalog_snapshot import CatalogSnapshot
 from gateway.error_envelopes import SpokenApi, error_answer, spoken_api
+from gateway.profiles import NO_PROFILES, Profiles, listed_names, profile_of
 from gateway.status import (
     AdminModel,
     AdminStatus,
@@ -64,11 +65,12 @@ class ReuseObject(Struct, frozen=True, kw_only=True):
 
 
 class ModelExtension(Struct, frozen=True, kw_only=True):
-    """What mlxd knows beyond OpenAI's object."""
+    """What mlxd knows beyond OpenAI's object. `profile_of` is there for a profile's name: the folder it stands for."""
 
     state: ModelState
     problem: str | None
     prefix_reuse: ReuseObject
+    profile_of: ModelName | UnsetType = UNSET
 
 
 class ModelObject(Struct, frozen=True, kw_only=True):
@@ -105,8 +107,11 @@ def readiness(status: ServiceStatus) -> Readiness:
     return Readiness(status="stuck" if stuck else "ready", stuck=stuck)
 
 
-def model_object(entry: ModelEntry, status: ModelStatus | None, *, context_limit: int | None) -> ModelObject:
-    """One model as `/v1/models` shows it. `context_limit` is the operator's own, below the model's."""
+def model_object(
+    entry: ModelEntry, status: ModelStatus | None, *, shown_as: ModelName | None = None, context_limit: int | None
+) -> ModelObject:
+    """One model as `/v1/models` shows it. `context_limit` is the operator's own, below the model's; `shown_as` another
+    name than its own if a profile gives it that."""
     limits = None if status is None else status.limits
     context = _context_tokens(entry, status, context_limit)
     shown = UNSET if context is None else context
@@ -116,10 +121,13 @@ def model_object(entry: ModelEntry, status: ModelStatus | None, *, context_limit
         else ReuseObject(available=limits.prefix_reuse.available, reason=limits.prefix_reuse.reason)
     )
     return ModelObject(
-        id=entry.name,
+        id=shown_as or entry.name,
         created=entry.created_unix,
         mlxd=ModelExtension(
-            state="absent" if status is None else status.state, problem=_problem(entry, status), prefix_reuse=reuse
+            state="absent" if status is None else status.state,
+            problem=_problem(entry, status),
+            prefix_reuse=reuse,
+            profile_of=UNSET if shown_as in (None, entry.name) else entry.name,
         ),
         context_length=shown,
         max_model_len=shown,
@@ -128,11 +136,13 @@ def model_object(entry: ModelEntry, status: ModelStatus | None, *, context_limit
     )
 
 
-def anthropic_model(entry: ModelEntry, status: ModelStatus | None, *, context_limit: int | None) -> ModelInfo:
+def anthropic_model(
+    entry: ModelEntry, status: ModelStatus | None, *, shown_as: ModelName | None = None, context_limit: int | None
+) -> ModelInfo:
     """The same for clients of Anthropic's API."""
     limits = None if status is None else status.limits
     return model_info(
-        entry.name,
+        shown_as or entry.name,
         created_unix=entry.created_unix,
         context_tokens=_context_tokens(entry, status, context_limit),
         capabilities=None if limits is None else limits.capabilities,
@@ -205,7 +215,13 @@ def requires_admin(connection: "ASGIConnection[object, object, object, State]", 
         raise NotAuthorizedException
 
 
-def operations_router(*, catalog: CatalogSnapshot, status_source: StatusSource, context_limit: int | None) -> Router:
+def operations_router(
+    *,
+    catalog: CatalogSnapshot,
+    status_source: StatusSource,
+    context_limit: int | None,
+    profiles: Profiles = NO_PROFILES,
+) -> Router:
     """`context_limit` is the operator's `worker.context_tokens`."""
     started = time.monotonic()
 
@@ -226,12 +242,19 @@ def operations_router(*, catalog: CatalogSnapshot, status_source: StatusSource, 
     @route("/v1/models", http_method=["GET", "HEAD"])
     async def list_models(request: Asking) -> Response[bytes]:
         processes = {model.name: model for model in status_source.status().models}
-        entries = [(entry, processes.get(entry.name)) for entry in catalog.entries()]
+        entries = {entry.name: entry for entry in catalog.entries()}
+        names = (*((name, name) for name in entries), *listed_names(profiles, tuple(entries)))
         if _api(request) == "anthropic":
-            infos = [anthropic_model(entry, status, context_limit=context_limit) for entry, status in entries]
+            infos = [
+                anthropic_model(entries[name], processes.get(name), shown_as=shown_as, context_limit=context_limit)
+                for shown_as, name in names
+            ]
             page = model_page(infos, dict(request.query_params.items()))
             return _failed(request, page) if isinstance(page, Failure) else _json(page)
-        objects = (model_object(entry, status, context_limit=context_limit) for entry, status in entries)
+        objects = (
+            model_object(entries[name], processes.get(name), shown_as=shown_as, context_limit=context_limit)
+            for shown_as, name in names
+        )
         return _json(ModelList(data=tuple(objects)))
 
     @route(_MODELS_PREFIX + "{model_id:path}", http_method=["GET", "HEAD"])
@@ -239,7 +262,8 @@ def operations_router(*, catalog: CatalogSnapshot, status_source: StatusSource, 
         # Not the path parameter: Litestar folds slashes in it, and a name must match exactly or not at all.
         asked: str = request.scope["state"]["path"]
         name = asked.removeprefix(_MODELS_PREFIX)
-        entry = catalog.find(name)
+        profile = profile_of(profiles, name, lambda known: catalog.find(known) is not None)
+        entry = catalog.find(name if profile is None else profile.model)
         if entry is None:
             failure = Failure(
                 kind=FailureKind.MODEL_NOT_FOUND,
@@ -249,7 +273,8 @@ def operations_router(*, catalog: CatalogSnapshot, status_source: StatusSource, 
             return _failed(request, failure)
         processes = {model.name: model for model in status_source.status().models}
         show = anthropic_model if _api(request) == "anthropic" else model_object
-        return _json(show(entry, processes.get(entry.name), context_limit=context_limit))
+        shown = show(entry, processes.get(entry.name), shown_as=ModelName(name), context_limit=context_limit)
+        return _json(shown)
 
     @get("/admin/status", guards=[requires_admin])
     async def show_status() -> AdminStatus:

@@ -70,10 +70,12 @@ def _run_agent(client: Client, folder: Path, service: LiveService, key: str, scr
     subprocess.run(["git", "init", "--quiet"], cwd=work, env=environment, check=True)
     launch = [sys.executable, "-P", "-m", "gateway", "launch", client.launch, "--url", service.base_url]
     done = _run([*launch, "--model", MODEL, "--", *client.arguments], environment, work)
-    if SEEN in done.stdout:
-        return Check(check=ROUND_TRIP, verdict="pass")
+    check = "edit" if client.edits else ROUND_TRIP
+    edited = work / client.edits
+    if SEEN in done.stdout and (not client.edits or (edited.is_file() and PROOF in edited.read_text())):
+        return Check(check=check, verdict="pass")
     print(done.stdout[-2000:], done.stderr[-3000:], file=sys.stderr)  # noqa: T201
-    return Check(check=ROUND_TRIP, verdict="fail", detail=f"ended with {done.returncode} and did not show the text")
+    return Check(check=check, verdict="fail", detail=f"ended with {done.returncode} and did not do it")
 
 
 def _environment(home: Path) -> dict[str, str]:

@@ -20,7 +20,8 @@ class Client(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A client and its exact packages, of which the first is its own.
 
     `drive`: a script of `drives` and its arguments, run in the client's environment. `launch`: the name that
-    `mlxd launch` knows an agent by, and `arguments` what it is started with.
+    `mlxd launch` knows an agent by, and `arguments` what it is started with. `edits`: the file that an agent without
+    tools is told to write.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     drive: tuple[str, ...] = ()
     launch: str = ""
     arguments: tuple[str, ...] = ()
+    edits: str = ""
 
     @property
     def folder(self) -> str:

@@ -42,11 +42,15 @@ CALLS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "ask:opencode": ("bash", {"command": PROVE, "description": "Say it"}),
     "ask:qwen": ("run_shell_command", {"command": PROVE, "is_background": False, "description": "Say it"}),
     "ask:cline": ("run_commands", {"commands": [PROVE]}),
+    "ask:pi": ("bash", {"command": PROVE}),
 }
 """What is said to a tag in a user's message, if the request offers tools: the name of the tool and its arguments."""
 
-_TEXTS: Mapping[str, str] = {
+EDIT = "ask:aider"
+EDITED_FILE = "note.txt"
+TEXTS: Mapping[str, str] = {
     TALK: TALKED,
+    EDIT: f"{EDITED_FILE}\n```\n{PROOF}\n```\n{SEEN}",
     "result:seen": f"The tool has said it: {SEEN}.",
     "result:unseen": "The result does not hold what the tool says.",
     "ask:nothing": "Fine.",
@@ -83,7 +87,7 @@ def _scripts() -> dict[str, list[str]]:
         for tag, (name, arguments) in CALLS.items()
     }
     used: set[str] = set()
-    return {tag: _cut(text, used) for tag, text in (*calls.items(), *_TEXTS.items())}
+    return {tag: _cut(text, used) for tag, text in (*calls.items(), *TEXTS.items())}
 
 
 def _cut(text: str, used: set[str]) -> list[str]:
@@ -108,7 +112,7 @@ def _start_token(tag: str) -> str:
 
 def _chat_template() -> str:
     """TEMPLATE_HEAD ends inside of `if add_generation_prompt`."""
-    said_tags = json.dumps([*CALLS, TALK])
+    said_tags = json.dumps([*CALLS, TALK, EDIT])
     return f"""{TEMPLATE_HEAD}\
 {{%- set now = namespace(tag='', result='') -%}}
 {{%- for message in messages -%}}
@@ -121,7 +125,7 @@ def _chat_template() -> str:
 {{%- endif -%}}
 {{%- endfor -%}}
 {{%- if now.result -%}}{{{{ '<|result:seen|>' if '{PROOF}' in now.result else '<|result:unseen|>' }}}}
-{{%- elif now.tag and (tools or now.tag == '{TALK}') -%}}{{{{ '<|' ~ now.tag ~ '|>' }}}}
+{{%- elif now.tag and (tools or now.tag in ['{TALK}', '{EDIT}']) -%}}{{{{ '<|' ~ now.tag ~ '|>' }}}}
 {{%- else -%}}<|ask:nothing|>
 {{%- endif -%}}
 {{%- endif -%}}"""
