@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fakes.http_answers import ask, ask_whole, body, open_stream
-from tests.fakes.live_service import live_service, until
+from tests.fakes.live_service import LiveService, live_service, until
 from tests.fakes.script_model import said_by
 
 SC04 = said_by("SC04")
@@ -83,3 +83,35 @@ def test_e03_an_idle_model_leaves_and_a_busy_one_does_not(script_model: Path) ->
         until("the idle model left", lambda: service.model("a").state == "absent")
         assert ask(client, body("a", said="SC04")).text == SC04
         assert service.model("a").restarts == 0
+
+
+def test_e03_an_unload_under_an_endless_stream(script_model: Path) -> None:
+    """E03: the stream has the drain's time and then an error event that says what happened, no silence and no [DONE];
+    two who unload at once both hear that it is done; who asks meanwhile is served by the process that follows; and
+    nothing of it is a crash."""
+    settings = "drain_seconds = 1.0\n"
+    with (
+        live_service({"a": script_model}, settings_toml=settings) as service,
+        service.client() as client,
+        concurrent.futures.ThreadPoolExecutor(3) as threads,
+    ):
+        with open_stream(client, body("a", **ENDLESS)) as stream:
+            chunks = stream.chunks()
+            next(chunks)
+            first = service.model("a")
+            unloads = [threads.submit(service.command, "unload", "a") for _ in range(2)]
+            until("it drains", lambda: service.model("a").state == "draining")
+            arrives = threads.submit(_ask_alone, service)
+            *_, last = chunks
+        assert last["error"]["code"] == "model_unavailable", last
+        assert "unloaded" in last["error"]["message"]
+        assert arrives.result(30) == (200, SC04)
+        assert [unload.result(30).returncode for unload in unloads] == [0, 0]
+        after = service.model("a")
+        assert (after.restarts, after.incarnation != first.incarnation) == (0, True)
+
+
+def _ask_alone(service: LiveService) -> tuple[int, str]:
+    with service.client() as client:
+        answer = ask_whole(client, body("a", said="SC04"))
+        return answer.status, answer.text
