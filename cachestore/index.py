@@ -6,96 +6,27 @@ Every mutation is one transaction. `last_used` counts uses, it is no clock; it s
 
 # ruff: noqa: S608 -- only this module's own constants are put into SQL; every value is bound
 
-import itertools
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
 
-from msgspec import Struct
-
+from cachestore.chain_walk import walk
 from cachestore.database import IndexUnusable, open_database, transaction
 from cachestore.eviction import Candidate
-from cachestore.layout import GRAINS_PER_BLOCK, block_name, join_digests, split_digests
-from cachestore.reasons import is_damaged
-from protocol.block_file import DIGEST_BYTES
-from protocol.ids import BlockKey, Grain
-
-_COLUMNS = (
-    "b.id, m.fingerprint, b.key, b.parent, b.grains, b.file_bytes, b.checksum, b.last_used, b.children, b.condemned,"
-    " b.owner, b.pins"
+from cachestore.index_rows import (
+    COLUMNS,
+    FROM,
+    BlockRow,
+    Criteria,
+    Match,
+    NewBlock,
+    StrayKind,
+    StrayRow,
+    block_row,
 )
-_FROM = "FROM blocks b JOIN models m ON m.id = b.model"
-_WHOLE_BYTES = GRAINS_PER_BLOCK * DIGEST_BYTES
-_PARTS_LOOKED_AT = 64  # of many conversations that begin alike, those used last
-_CHUNKS = (16, 128)  # keys asked for in one query: a short first one, since most walks end early
-
-StrayKind = Literal["foreign", "quarantine", "other"]
-"""Foreign: a block of another format, evicted first. Quarantine: damaged, kept a while. Other: not ours to delete."""
-
-
-class BlockRow(Struct, frozen=True, kw_only=True):
-    """One indexed block."""
-
-    block: int
-    fingerprint: str
-    key: BlockKey
-    parent: BlockKey
-    digests: bytes
-    file_bytes: int
-    checksum: bytes
-    last_used: int
-    children: int
-    condemned: int
-    owner: str
-    pins: int
-
-    @property
-    def grains(self) -> tuple[Grain, ...]:
-        """The block's own digests, first to last. Split only when asked: a lookup reads many rows and needs none."""
-        return split_digests(self.digests)
-
-
-class NewBlock(Struct, frozen=True, kw_only=True):
-    """A block to index; its file is in place. `last_used` None is now; `used_unix` is its last use by the clock."""
-
-    fingerprint: str
-    key: BlockKey
-    parent: BlockKey
-    grains: tuple[Grain, ...]
-    file_bytes: int
-    checksum: bytes
-    owner: str = ""
-    ttl_seconds: float | None = None
-    used_unix: float = 0.0
-    last_used: int | None = None
-
-
-class Criteria(Struct, frozen=True, kw_only=True):
-    """Which blocks: those that match every one that is given; with none given, all."""
-
-    fingerprint: str | None = None
-    owner: str | None = None
-    unused_since_unix: float | None = None
-
-
-EVERY_BLOCK = Criteria()
-
-
-class Match(Struct, frozen=True, kw_only=True):
-    """A block of which the first `grains` grains lie on the chain asked for."""
-
-    row: BlockRow
-    grains: int
-
-
-class StrayRow(Struct, frozen=True, kw_only=True):
-    """A file in the directory that is no indexed block, by its path relative to the directory."""
-
-    path: str
-    kind: StrayKind
-    file_bytes: int
-    modified: int
+from cachestore.layout import block_name, join_digests
+from cachestore.reasons import is_damaged
+from protocol.ids import BlockKey, Grain
 
 
 class BlockIndex:
@@ -131,42 +62,14 @@ class BlockIndex:
         """The unbroken run of blocks on this chain after `skip_blocks`: whole ones, and then at most `parts` blocks
         that hold the start of the next one, best first."""
         model = self._models.get(fingerprint)
-        if model is None or skip_blocks < 0:
-            return []
-        matches: list[Match] = []
-        parents = [BlockKey(b""), *(BlockKey(grain) for grain in grains[GRAINS_PER_BLOCK - 1 :: GRAINS_PER_BLOCK])]
-        slot = skip_blocks
-        whole_slots = len(parents) - 1
-        chunk = iter(_CHUNKS)
-        chunk_slots = next(chunk)
-        while slot < whole_slots:
-            wanted = parents[slot + 1 : slot + 1 + chunk_slots]
-            found = self._rows_by_key(model, wanted, chunk_slots)
-            for key in wanted:
-                row = found.get(key)
-                if row is None or row.parent != parents[slot] or len(row.digests) != _WHOLE_BYTES:
-                    break
-                matches.append(Match(row=row, grains=GRAINS_PER_BLOCK))
-                slot += 1
-            else:
-                chunk_slots = next(chunk, chunk_slots)
-                continue
-            break
-        if slot <= whole_slots:
-            start = slot * GRAINS_PER_BLOCK
-            slot_grains = grains[start : start + GRAINS_PER_BLOCK]
-            if parts > 1:
-                matches += self._several_parts(model, parents[slot], slot_grains, parts)
-            elif (part := self._deepest_part(model, parents[slot], slot_grains)) is not None:
-                matches.append(part)
-        return matches
+        return [] if model is None or skip_blocks < 0 else walk(self._database, model, grains, skip_blocks, parts)
 
     def find(self, fingerprint: str, key: BlockKey) -> BlockRow | None:
         """The block of that key, condemned or not."""
-        return self._one(f"SELECT {_COLUMNS} {_FROM} WHERE m.fingerprint = ? AND b.key = ?", fingerprint, key)
+        return self._one(f"SELECT {COLUMNS} {FROM} WHERE m.fingerprint = ? AND b.key = ?", fingerprint, key)
 
     def row(self, block: int) -> BlockRow | None:
-        return self._one(f"SELECT {_COLUMNS} {_FROM} WHERE b.id = ?", block)
+        return self._one(f"SELECT {COLUMNS} {FROM} WHERE b.id = ?", block)
 
     def descendants(self, row: BlockRow) -> list[BlockRow]:
         """All indexed blocks below this one, children before their parents."""
@@ -175,11 +78,11 @@ class BlockIndex:
             " SELECT id, model, key FROM blocks WHERE id = ?"
             " UNION SELECT c.id, c.model, c.key FROM blocks c"
             " JOIN below ON c.model = below.model AND c.parent = below.key"
-            f") SELECT {_COLUMNS} FROM below JOIN blocks b ON b.id = below.id JOIN models m ON m.id = b.model"
+            f") SELECT {COLUMNS} FROM below JOIN blocks b ON b.id = below.id JOIN models m ON m.id = b.model"
             " WHERE b.id != ?",
             (row.block, row.block),
         )
-        return [_block_row(values) for values in rows][::-1]
+        return [block_row(values) for values in rows][::-1]
 
     def rows_in(self, fingerprint: str, prefix: int) -> dict[str, tuple[int, int]]:
         """Of one prefix directory: file name → (block, bytes), for comparing with the files there."""
@@ -196,27 +99,27 @@ class BlockIndex:
         """Blocks that match, newest first, with ids below `before`; condemned ones left out."""
         where, values = self._matching(criteria)
         rows = self._database.execute(
-            f"SELECT {_COLUMNS} {_FROM} WHERE {where} AND b.id < ? ORDER BY b.id DESC LIMIT ?", (*values, before, limit)
+            f"SELECT {COLUMNS} {FROM} WHERE {where} AND b.id < ? ORDER BY b.id DESC LIMIT ?", (*values, before, limit)
         )
-        return [_block_row(row) for row in rows]
+        return [block_row(row) for row in rows]
 
     def totals_of(self, criteria: Criteria) -> tuple[int, int]:
         """How many blocks match, condemned ones left out, and their bytes."""
         where, values = self._matching(criteria)
-        return self._sum(f"SELECT count(*), total(b.file_bytes) {_FROM} WHERE {where}", *values)
+        return self._sum(f"SELECT count(*), total(b.file_bytes) {FROM} WHERE {where}", *values)
 
     def expired_leaves(self, now_unix: float, limit: int) -> list[BlockRow]:
         """Blocks without children that were not used for as long as they may be kept; pinned ones left out."""
         rows = self._database.execute(
-            f"SELECT {_COLUMNS} {_FROM} WHERE b.children = 0 AND b.pins = 0 AND b.condemned = 0 AND b.expires_unix <= ?"
+            f"SELECT {COLUMNS} {FROM} WHERE b.children = 0 AND b.pins = 0 AND b.condemned = 0 AND b.expires_unix <= ?"
             " ORDER BY b.expires_unix LIMIT ?",
             (now_unix, limit),
         )
-        return [_block_row(row) for row in rows]
+        return [block_row(row) for row in rows]
 
     def condemned(self) -> list[BlockRow]:
         """Blocks that wait for their last reader."""
-        return [_block_row(row) for row in self._database.execute(f"SELECT {_COLUMNS} {_FROM} WHERE b.condemned")]
+        return [block_row(row) for row in self._database.execute(f"SELECT {COLUMNS} {FROM} WHERE b.condemned")]
 
     def fingerprints(self) -> list[str]:
         """Every model that ever had a block here."""
@@ -396,7 +299,7 @@ class BlockIndex:
 
     def _one(self, sql: str, *values: object) -> BlockRow | None:
         row = self._database.execute(sql, values).fetchone()
-        return None if row is None else _block_row(row)
+        return None if row is None else block_row(row)
 
     def _strays_where(self, condition: str, *values: object) -> list[StrayRow]:
         rows: Iterator[tuple[str, StrayKind, int, int]] = self._database.execute(
@@ -406,83 +309,6 @@ class BlockIndex:
             StrayRow(path=path, kind=kind, file_bytes=file_bytes, modified=modified)
             for path, kind, file_bytes, modified in rows
         ]
-
-    def _rows_by_key(self, model: int, keys: Sequence[BlockKey], slots: int) -> dict[BlockKey, BlockRow]:
-        padded = [*keys, *([keys[-1]] * (slots - len(keys)))]  # one SQL text per size, so that it stays prepared
-        marks = ",".join("?" * slots)
-        rows = self._database.execute(
-            f"SELECT {_COLUMNS} {_FROM} WHERE b.model = ? AND NOT b.condemned AND b.key IN ({marks})", (model, *padded)
-        )
-        return {row.key: row for row in map(_block_row, rows)}
-
-    def _deepest_part(self, model: int, parent: BlockKey, slot: Sequence[Grain]) -> Match | None:
-        """The block that shares most grains with this slot; of two, one that ends there, since it serves whole."""
-        shared = 0
-        shares_most: BlockRow | None = None
-        too_many = len(slot) + 1
-        count = (
-            1  # the first alone, since most walks end there; then by halves, since a shared grain implies those before
-        )
-        while shared + 1 < too_many:
-            row = self._block_with(model, parent, slot[count - 1])
-            if row is None:
-                too_many = count
-            else:
-                shared, shares_most = count, row
-            count = (shared + too_many) // 2
-        return None if shares_most is None else Match(row=shares_most, grains=shared)
-
-    def _several_parts(self, model: int, parent: BlockKey, slot: Sequence[Grain], most: int) -> list[Match]:
-        """Blocks that share grains with this slot, those that share most first."""
-        if not slot:
-            return []
-        rows = self._database.execute(
-            f"SELECT {_COLUMNS} FROM grains g CROSS JOIN blocks b ON b.id = g.block JOIN models m ON m.id = b.model"
-            " WHERE g.grain = ? AND b.model = ? AND b.parent = ? AND NOT b.condemned ORDER BY b.last_used DESC LIMIT ?",
-            (slot[0], model, parent, _PARTS_LOOKED_AT),
-        )
-        matches = [Match(row=row, grains=_shared(row, slot)) for row in map(_block_row, rows)]
-        return sorted(matches, key=lambda match: -match.grains)[:most]
-
-    def _block_with(self, model: int, parent: BlockKey, grain: Grain) -> BlockRow | None:
-        return self._one(
-            f"SELECT {_COLUMNS} {_FROM} WHERE b.model = ? AND b.key = ? AND b.parent = ? AND NOT b.condemned",
-            model,
-            grain,
-            parent,
-        ) or self._one(
-            f"SELECT {_COLUMNS} FROM grains g CROSS JOIN blocks b ON b.id = g.block JOIN models m ON m.id = b.model"
-            " WHERE g.grain = ? AND b.model = ? AND b.parent = ? AND NOT b.condemned LIMIT 1",
-            grain,
-            model,
-            parent,
-        )
-
-
-def _shared(row: BlockRow, slot: Sequence[Grain]) -> int:
-    """How many grains of a block lie on this slot, of which at least the first does."""
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(row.grains, slot, strict=False)))
-
-
-_Values = tuple[int, str, bytes, bytes, bytes, int, bytes, int, int, int, str, int]
-
-
-def _block_row(values: _Values) -> BlockRow:
-    block, fingerprint, key, parent, digests, file_bytes, checksum, last_used, children, condemned, owner, pins = values
-    return BlockRow(
-        block=block,
-        fingerprint=fingerprint,
-        key=BlockKey(key),
-        parent=BlockKey(parent),
-        digests=digests,
-        file_bytes=file_bytes,
-        checksum=checksum,
-        last_used=last_used,
-        children=children,
-        condemned=condemned,
-        owner=owner,
-        pins=pins,
-    )
 
 
 def _candidate(values: tuple[int, int | None, int, int, int]) -> Candidate:

@@ -13,7 +13,7 @@ import structlog
 
 from cachestore import disk
 from cachestore.database import let_log_grow, shrink_log
-from cachestore.index import NewBlock, StrayKind, StrayRow
+from cachestore.index_rows import NewBlock, StrayKind, StrayRow
 from cachestore.layout import (
     OWN_NAMES,
     PREFIXES,

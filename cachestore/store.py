@@ -18,7 +18,8 @@ from msgspec.structs import replace
 from cachestore import audit, disk
 from cachestore.database import IndexUnusable
 from cachestore.eviction import Candidate, plan_eviction
-from cachestore.index import EVERY_BLOCK, BlockIndex, BlockRow, Criteria, Match, NewBlock, StrayRow
+from cachestore.index import BlockIndex
+from cachestore.index_rows import EVERY_BLOCK, BlockRow, Criteria, Match, NewBlock, StrayRow
 from cachestore.layout import (
     INDEX_NAME,
     INDEX_NAMES,

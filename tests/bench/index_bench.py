@@ -18,7 +18,8 @@ from pathlib import Path
 
 from cachestore.database import let_log_grow, shrink_log
 from cachestore.eviction import plan_eviction
-from cachestore.index import BlockIndex, NewBlock
+from cachestore.index import BlockIndex
+from cachestore.index_rows import NewBlock
 from protocol.ids import BlockKey, Grain
 from tests.cachestore.block_files import chain, slot
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cachestore.eviction import plan_eviction
-from cachestore.index import BlockIndex, NewBlock, StrayRow
+from cachestore.index import BlockIndex
+from cachestore.index_rows import NewBlock, StrayRow
 from protocol.ids import BlockKey, Grain
 from tests.cachestore.block_files import FINGERPRINT, PER_BLOCK, chain, slot
 
