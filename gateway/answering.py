@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from gateway import sse
 from gateway.answer_parts import Collected, Parts
-from gateway.dialects import CONSTRAINT_FIELD, Accepted, Asked, Dialect, Header, Rendering, names_header
+from gateway.dialects import Accepted, Asked, Dialect, Header, Rendering, names_header, pointing_at
 from gateway.error_answers import ErrorAnswer
 from gateway.front_desk import FrontDesk, Place
 from gateway.http_errors import unexpected_failure
@@ -363,15 +363,6 @@ async def unless_disconnected(
         return task.result() if task.done() else None
     finally:
         task.cancel()
-
-
-def pointing_at(prompt_field: str, failure: Failure, constraint_field: str = CONSTRAINT_FIELD) -> Failure:
-    """The worker does not know how this API names the prompt, nor where a client said what the answer must be."""
-    if failure.param == CONSTRAINT_FIELD:
-        return replace(failure, param=constraint_field)
-    if failure.kind is FailureKind.CONTEXT_LENGTH_EXCEEDED:
-        return replace(failure, param=prompt_field)
-    return failure
 
 
 async def send_error(send: Send, answer: ErrorAnswer, more_headers: Sequence[Header] = ()) -> None:

@@ -14,7 +14,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from msgspec import UNSET, UnsetType
 
 from gateway import sse
-from gateway.answering import cannot_serve, pointing_at, send_answer, send_error, unless_disconnected
+from gateway.answering import cannot_serve, send_answer, send_error, unless_disconnected
 from gateway.cache_doors import CacheDoors, CacheRefusal
 from gateway.cache_terms import (
     AdminCache,
@@ -33,6 +33,7 @@ from gateway.cache_terms import (
     pin_of,
 )
 from gateway.caller import Caller
+from gateway.dialects import pointing_at
 from gateway.error_answers import openai_error
 from gateway.front_desk import FrontDesk
 from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS

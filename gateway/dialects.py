@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import Generic, Literal, Protocol, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gateway.admission import KeyLimits, Load
 from gateway.answer_parts import Collected
 from gateway.caller import Caller
 from gateway.error_answers import ErrorAnswer
 from gateway.in_flight import RequestView
-from protocol.failures import Failure
+from protocol.failures import Failure, FailureKind
 from protocol.generation import Generate, Prefilling, RequestEvent, Warm
 from protocol.ids import ModelName, RequestId
 from protocol.latency import LatencyClass
@@ -123,3 +124,12 @@ def names_header(names: Sequence[str]) -> str:
 
 def _token(character: str) -> str:
     return character if character.isascii() and (character.isalnum() or character in "_.-") else "_"
+
+
+def pointing_at(prompt_field: str, failure: Failure, constraint_field: str = CONSTRAINT_FIELD) -> Failure:
+    """The worker does not know how this API names the prompt, nor where a client said what the answer must be."""
+    if failure.param == CONSTRAINT_FIELD:
+        return replace(failure, param=constraint_field)
+    if failure.kind is FailureKind.CONTEXT_LENGTH_EXCEEDED:
+        return replace(failure, param=prompt_field)
+    return failure

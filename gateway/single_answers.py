@@ -4,7 +4,7 @@ As in `gateway.answering` an answer is an ASGI app of its own, since it must hea
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from litestar.types import ASGIApp, Receive, Scope, Send
@@ -14,7 +14,7 @@ from gateway import sse
 from gateway.answering import IGNORED_HEADER, cannot_serve, send_answer, send_error, unless_disconnected
 from gateway.caller import Caller
 from gateway.dialects import Header, names_header
-from gateway.error_answers import openai_error
+from gateway.error_answers import ErrorAnswer, openai_error
 from gateway.front_desk import FrontDesk, Place
 from gateway.json_body import ClientGone, read_json_body
 from gateway.latency_class import CLASS_HEADER, class_asked, granted_class
@@ -23,9 +23,18 @@ from gateway.replies import Reply
 from gateway.single_work import SingleRoute, SingleWork
 from protocol.failures import Failure
 from protocol.generation import Embed, Failed, LastEvent, RequestEvent, Rerank
+from protocol.ids import RequestId
 
 _PIECES_AT_ONCE = 64
 """Pieces of a body made before the event loop has a turn: a big answer must not stop other clients' streams."""
+
+ErrorDialect = Callable[[Failure, RequestId], ErrorAnswer]
+"""How a failure looks to the clients of an API."""
+
+
+def _openai(failure: Failure, request_id: RequestId) -> ErrorAnswer:
+    del request_id  # the gate's header has it
+    return openai_error(failure)
 
 
 class SingleAnswers:
@@ -40,28 +49,31 @@ class SingleAnswers:
         self._desk = desk
         self._max_body_bytes = max_body_bytes
 
-    def app(self, route: SingleRoute[Any]) -> ASGIApp:
-        """The ASGI app of one route. The gate before it has put `request_id`, `caller` and `log_fields` into the
-        scope's state."""
+    def app(self, route: SingleRoute[Any], *, error: ErrorDialect = _openai) -> ASGIApp:
+        """The ASGI app of one route, whose errors look as `error` says. The gate before it has put `request_id`,
+        `caller` and `log_fields` into the scope's state."""
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            await self._answer(route, scope, receive, send)
+            await self._answer(route, error, scope, receive, send)
 
         return answer
 
-    async def _answer(self, route: SingleRoute[Any], scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(
+        self, route: SingleRoute[Any], error: ErrorDialect, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        request_id: RequestId = scope["state"]["request_id"]
         body = await read_json_body(scope["headers"], receive, max_body_bytes=self._max_body_bytes)
         if isinstance(body, ClientGone):
             return
         asked = body if isinstance(body, Failure) else self._accept(route, body, scope)
         if isinstance(asked, Failure):
-            await send_error(send, openai_error(asked))
+            await send_error(send, error(asked, request_id))
             return
         caller: Caller = scope["state"]["caller"]
         place = self._enter(asked, caller)
         headers = self._headers(asked, caller)
         if isinstance(place, Failure):
-            await send_error(send, openai_error(place), headers)
+            await send_error(send, error(place, request_id), headers)
             return
         disconnected = asyncio.create_task(sse.until_disconnected(receive))
         try:
@@ -70,7 +82,7 @@ class SingleAnswers:
                 case None:
                     return
                 case Failed(failure=failure):
-                    await send_error(send, openai_error(route.failure(asked, failure)), headers)
+                    await send_error(send, error(route.failure(asked, failure), request_id), headers)
                 case _:
                     whole = await _joined(route.answer(asked, end))
                     await send_answer(send, 200, [(b"content-type", b"application/json"), *headers], whole)

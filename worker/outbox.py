@@ -17,7 +17,7 @@ MOST_EVENTS = 20_000
 
 
 class Outbox:
-    """Any thread may `put`; the thread that owns the socket calls `put_at_once` and `send`."""
+    """Any thread may `put`; the thread that owns the socket calls `send`."""
 
     def __init__(self, wake: Callable[[], None], *, most_events: int = MOST_EVENTS) -> None:
         """`wake` makes the owner of the socket call `send` soon."""
@@ -32,11 +32,6 @@ class Outbox:
             self._room.wait_for(lambda: len(self._events) < self._most_events)
             self._events.append(event)
         self._wake()
-
-    def put_at_once(self, event: WorkerEvent) -> None:
-        """Add an event, room or not: the thread that makes room must not wait for it."""
-        with self._room:
-            self._events.append(event)
 
     def send(self, send: Callable[[WorkerEvent], None]) -> int:
         """Hand on what the other side takes. Gives how many events are left."""

@@ -11,8 +11,8 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from gateway.answering import Answering, pointing_at
-from gateway.dialects import Accepted
+from gateway.answering import Answering
+from gateway.dialects import Accepted, pointing_at
 from gateway.front_desk import Place
 from gateway.http_errors import unexpected_failure
 from gateway.responses.answers import Status

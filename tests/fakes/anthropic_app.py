@@ -3,16 +3,14 @@
 import json
 from typing import Any
 
-from litestar import Litestar
-
 from gateway.answering import Answering, Patience
 from gateway.anthropic.dialect import Comparing
 from gateway.anthropic.routes import anthropic_router
 from gateway.caller import Caller
 from gateway.front_desk import FrontDesk
-from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS
 from gateway.ports import Generator
-from protocol.ids import RequestId
+from gateway.single_answers import SingleAnswers
+from tests.fakes.gated_app import GatedApp
 from tests.fakes.openai_app import ALICE, BROKEN, CREATED, MAX_BODY_BYTES, MODEL, make_desk
 from tests.fakes.scripted_generator import FewModels, KnownModel
 
@@ -34,34 +32,20 @@ def anthropic_app(
     desk: FrontDesk | None = None,
     caller: Caller = ALICE,
     earlier: Comparing | None = None,
-) -> Any:
+) -> GatedApp:
     """An ASGI app."""
     models = FewModels(KnownModel(MODEL), KnownModel(BROKEN, problem="model.safetensors is missing"))
+    desk = desk or make_desk()
     answering = Answering(
         generator,
         models,
-        desk or make_desk(),
+        desk,
         max_body_bytes=MAX_BODY_BYTES,
         unix_clock=lambda: CREATED + 0.5,
         patience=Patience(keepalive_seconds=keepalive_seconds, headers_seconds=headers_seconds),
     )
-    inner = Litestar(
-        [anthropic_router(answering, generator, models, earlier=earlier, max_body_bytes=MAX_BODY_BYTES)],
-        exception_handlers=OPENAI_EXCEPTION_HANDLERS,
-        openapi_config=None,
-        logging_config=None,
-    )
-    count = 0
-
-    async def gate(scope: Any, receive: Any, send: Any) -> None:
-        nonlocal count
-        count += 1
-        if scope["type"] == "http":
-            state = {"request_id": RequestId(f"req_{count}"), "caller": caller, "log_fields": {}}
-            scope = {**scope, "state": state}
-        await inner(scope, receive, send)
-
-    return gate
+    single_answers = SingleAnswers(generator, models, desk, max_body_bytes=MAX_BODY_BYTES)
+    return GatedApp([anthropic_router(answering, single_answers, earlier=earlier)], caller)
 
 
 def named_events(stream: bytes) -> list[dict[str, Any]]:

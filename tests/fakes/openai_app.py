@@ -8,17 +8,15 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import uvicorn
-from litestar import Litestar
 
 from gateway.admission import ClassLimits, DayTokens
 from gateway.answering import Answering, Patience
 from gateway.caller import Caller
 from gateway.front_desk import FrontDesk
-from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS
 from gateway.openai.routes import openai_router
 from gateway.ports import Generator
 from gateway.status import ServiceStatus, StatusSource
-from protocol.ids import RequestId
+from tests.fakes.gated_app import GatedApp
 from tests.fakes.scripted_generator import FewModels, KnownModel
 
 MODEL = "org/tiny:4bit"
@@ -58,7 +56,7 @@ def openai_app(
     headers_seconds: float = 30.0,
     desk: FrontDesk | None = None,
     caller: Caller = ALICE,
-) -> Any:
+) -> GatedApp:
     """An ASGI app."""
     answering = Answering(
         generator,
@@ -69,23 +67,7 @@ def openai_app(
         patience=Patience(keepalive_seconds=keepalive_seconds, headers_seconds=headers_seconds),
         system_fingerprint="mlxd-test",
     )
-    inner = Litestar(
-        [openai_router(answering)],
-        exception_handlers=OPENAI_EXCEPTION_HANDLERS,
-        openapi_config=None,
-        logging_config=None,
-    )
-    count = 0
-
-    async def gate(scope: Any, receive: Any, send: Any) -> None:
-        nonlocal count
-        count += 1
-        if scope["type"] == "http":
-            state = {"request_id": RequestId(f"req_{count}"), "caller": caller, "log_fields": {}}
-            scope = {**scope, "state": state}
-        await inner(scope, receive, send)
-
-    return gate
+    return GatedApp([openai_router(answering)], caller)
 
 
 class Answer:

@@ -1,22 +1,17 @@
 """The Responses routes behind a stand-in for the gate, with a store in a file; and the events of their streams."""
 
-import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from litestar import Litestar
-
 from gateway.answering import Answering, Patience
-from gateway.caller import Caller
 from gateway.front_desk import FrontDesk
-from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS
 from gateway.ports import Generator
 from gateway.request_recorder import RequestRecorder
 from gateway.responses.routes import responses_router
 from gateway.responses.store import ResponseStore, StoreLimits
-from protocol.ids import RequestId
+from tests.fakes.gated_app import GatedApp
 from tests.fakes.openai_app import ALICE, BROKEN, CREATED, MAX_BODY_BYTES, MODEL, call, make_desk
 from tests.fakes.scripted_generator import FewModels, KnownModel
 
@@ -41,7 +36,7 @@ def make_store(
     return ResponseStore(folder / "responses.sqlite3", limits, unix_clock=clock or SetClock())
 
 
-class ResponsesApp:
+class ResponsesApp(GatedApp):
     """An ASGI app. `caller` may be changed between requests."""
 
     def __init__(
@@ -62,21 +57,8 @@ class ResponsesApp:
             unix_clock=lambda: CREATED + 0.5,
             patience=Patience(keepalive_seconds=keepalive_seconds, headers_seconds=headers_seconds),
         )
-        self._inner = Litestar(
-            [responses_router(answering, store, recorder, max_body_bytes=MAX_BODY_BYTES)],
-            exception_handlers=OPENAI_EXCEPTION_HANDLERS,
-            openapi_config=None,
-            logging_config=None,
-        )
-        self._numbers = itertools.count(1)
-        self.caller: Caller = ALICE
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            request_id = RequestId(f"req_{next(self._numbers):032x}")
-            state = {"request_id": request_id, "caller": self.caller, "log_fields": {}}
-            scope = {**scope, "state": state}
-        await self._inner(scope, receive, send)
+        routers = [responses_router(answering, store, recorder, max_body_bytes=MAX_BODY_BYTES)]
+        super().__init__(routers, ALICE, id_format="req_{:032x}")
 
 
 def asking(said: object = "hi", **fields: Any) -> dict[str, Any]:

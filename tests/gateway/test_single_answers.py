@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from litestar import Litestar
 
 from gateway.admission import DayTokens, KeyLimits
 from gateway.caller import Caller
 from gateway.front_desk import FrontDesk
-from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS
 from gateway.latency_class import ClassRights
 from gateway.replies import Reply
 from gateway.single_answers import SingleAnswers
@@ -36,6 +34,7 @@ from protocol.generation import (
 )
 from protocol.ids import ModelName, RequestId
 from protocol.latency import LatencyClass
+from tests.fakes.gated_app import GatedApp
 from tests.fakes.openai_app import CREATED, MAX_BODY_BYTES, MODEL, SCOPE, call, make_desk
 from tests.fakes.scripted_generator import FewModels, KnownModel
 
@@ -77,33 +76,11 @@ def counts(work: Work) -> Sequence[RequestEvent]:
     return [Queued(request_id=request_id, prompt_tokens=7), end]
 
 
-def app_of(generator: Answerer, *, desk: FrontDesk | None = None, caller: Caller | None = None) -> Any:
+def app_of(generator: Answerer, *, desk: FrontDesk | None = None, caller: Caller | None = None) -> GatedApp:
     """The routes behind a stand-in for the gate."""
     answers = SingleAnswers(generator, FewModels(KnownModel(MODEL)), desk or make_desk(), max_body_bytes=MAX_BODY_BYTES)
-    inner = Litestar(
-        [vectors_router(answers), tokens_router(answers)],
-        exception_handlers=OPENAI_EXCEPTION_HANDLERS,
-        openapi_config=None,
-        logging_config=None,
-    )
-    count = 0
-    log_fields: list[dict[str, Any]] = []
-
-    async def gate(scope: Any, receive: Any, send: Any) -> None:
-        nonlocal count
-        count += 1
-        if scope["type"] == "http":
-            fields: dict[str, Any] = {}
-            log_fields.append(fields)
-            asking = caller or Caller(key_name="alice", cache_scope=SCOPE)
-            scope = {
-                **scope,
-                "state": {"request_id": RequestId(f"req_{count}"), "caller": asking, "log_fields": fields},
-            }
-        await inner(scope, receive, send)
-
-    gate.log_fields = log_fields  # pyright: ignore[reportFunctionMemberAccess]
-    return gate
+    asking = caller or Caller(key_name="alice", cache_scope=SCOPE)
+    return GatedApp([vectors_router(answers), tokens_router(answers)], asking)
 
 
 def limited(**limits: int) -> Caller:

@@ -37,7 +37,7 @@ def test_nothing_is_lost_while_the_gateway_does_not_read(runtime_directory: Path
         peer.close()
 
 
-def test_who_makes_more_waits_and_the_sockets_own_thread_does_not() -> None:
+def test_who_makes_more_waits() -> None:
     """The outbox is bounded: a thread that adds to a full one goes on when something was sent."""
     outbox = Outbox(lambda: None, most_events=2)
     sent: list[WorkerEvent] = []
@@ -50,11 +50,9 @@ def test_who_makes_more_waits_and_the_sockets_own_thread_does_not() -> None:
     producer = threading.Thread(target=outbox.put, args=(delta(2),), daemon=True)
     producer.start()
     assert outbox.send(refuse) == 2
-    outbox.put_at_once(delta(9))
     assert producer.is_alive()
     deadline = time.monotonic() + 10
     while (outbox.send(sent.append) or producer.is_alive()) and time.monotonic() < deadline:
         pass
     outbox.send(sent.append)
-    assert sorted(event.text for event in sent if isinstance(event, Delta)) == ["0", "1", "2", "9"]
-    assert [event.text for event in sent if isinstance(event, Delta)][:2] == ["0", "1"]
+    assert [event.text for event in sent if isinstance(event, Delta)] == ["0", "1", "2"]
