@@ -174,7 +174,7 @@ class Scheduler:
         settings = self._settings
         lower = [s for s in self._decoding.values() if s.lane is Lane.BATCH]
         higher = len(self._decoding) - len(lower)
-        parkable = [s for s in lower if now >= s.may_be_parked_at]
+        parkable = [s for s in lower if now >= s.may_be_parked_at and not s.steps_owed]
         due = {s.request_id for s in self._parked.values() if now - s.parked_since >= settings.parked_seconds}
         for sequence in sorted(self._parked.values(), key=lambda s: (s.request_id not in due, s.lane, s.arrived)):
             if len(self._decoding) < settings.max_rows:
@@ -340,6 +340,7 @@ class Scheduler:
         self.costs.mixed(step.tokens, self._waiting[step.request_id].prefilled, rows, seconds)
         decoded_seconds = min(self.costs.step_seconds(rows), seconds)
         for sequence in self._decoding.values():
+            sequence.steps_owed = 0
             self._tenants.charge(sequence.tenant, decoded_seconds / rows)
         self._advanced(step, seconds, decoded_seconds, now)
 
@@ -366,6 +367,7 @@ class Scheduler:
         sequence = self._parked.pop(request_id)
         is_stint = now - sequence.parked_since >= self._settings.parked_seconds
         sequence.may_be_parked_at = now + self._settings.stint_seconds if is_stint else now
+        sequence.steps_owed = 1 if is_stint else 0
         if sequence.decode_started is None:
             sequence.decode_started = now
         self._decoding[request_id] = sequence
@@ -384,6 +386,7 @@ class Scheduler:
         for lane in Lane:
             self._debts[lane] = max(0.0, self._debts[lane] - seconds)
         for sequence in self._decoding.values():
+            sequence.steps_owed = 0
             self._tenants.charge(sequence.tenant, seconds / len(self._decoding))
         self._count_held(seconds, None)
 

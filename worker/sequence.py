@@ -74,7 +74,8 @@ class Sequence:
     `prefilled` tokens of the prompt are in its KV cache, `cached` of them came from the prefix cache. The last
     prompt token is never prefilled: it is the first input of decode. `grains` name its prefix (see `protocol.ids`).
     `advanced_at` is when more of its prompt was done last. A sequence whose prompt is done and which takes no part in
-    decode is parked. `held` counts the seconds it gave way, by reason (see `protocol.generation.Waiting`).
+    decode is parked; when it comes back, `steps_owed` steps are its own before it may be parked again. `held` counts
+    the seconds it gave way, by reason (see `protocol.generation.Waiting`).
     """
 
     request_id: RequestId
@@ -93,6 +94,7 @@ class Sequence:
     decode_started: float | None = None
     parked_since: float = 0.0
     may_be_parked_at: float = 0.0
+    steps_owed: int = 0
     held: dict[str, float] = field(default_factory=dict[str, float])
 
     @property

@@ -356,7 +356,22 @@ def test_batch_rows_that_stretch_a_higher_rows_steps_are_parked() -> None:
     assert made.next_step(11.0) == Join(A)
     play(made, Join(A), 11.0)
     assert made.next_step(11.4) == Decode()
+    play(made, Decode(), 11.4, 0.08)
     assert made.next_step(11.6) == Park(A)
+
+
+def test_a_stint_is_at_least_a_step() -> None:
+    """Whatever else took the time of a stint (a slice on a slow device), the row that came back draws a token first."""
+    made = scheduler(max_rows=4)
+    learn_steps(made, 0.02, 0.04)
+    start_decoding(made, sequence(A, 10, BATCH))
+    start_decoding(made, sequence(C, 10, I))
+    play(made, Park(A), 1.0)
+    play(made, made.next_step(11.0), 11.0)
+    assert made.decodes(A)
+    assert made.next_step(13.0) == Decode()
+    play(made, Decode(), 13.0, 0.04)
+    assert made.next_step(13.1) == Park(A)
 
 
 def test_batch_rows_that_cost_nothing_stay() -> None:
