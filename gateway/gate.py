@@ -8,8 +8,9 @@ from typing import Any, Protocol
 import structlog
 from msgspec import Struct
 
-from gateway.auth import Admitted, House, Knock, admit, echoed_request_id
+from gateway.auth import Admitted, House, Knock, admit, echoed_request_id, is_admin_path
 from gateway.config import Settings
+from gateway.cross_origin import Headers, page_headers, preflight_headers
 from gateway.error_envelopes import SpokenApi, error_answer, spoken_api
 from gateway.http_errors import unexpected_failure
 from gateway.keys import Keyring, match_key
@@ -111,7 +112,20 @@ class Gate:
         )
         client_id = echoed_request_id(knock.values(b"x-request-id"))
         api = spoken_api(knock.path, {name for name, _ in knock.headers})
-        answer = _Answer(send, request_id=request_id, shown_id=client_id or request_id, api=api)
+        origins = () if is_admin_path(knock.path) else self._settings.allowed_origins
+        answer = _Answer(
+            send,
+            request_id=request_id,
+            shown_id=client_id or request_id,
+            api=api,
+            started=started,
+            page_headers=page_headers(knock, origins),
+        )
+        preflight = preflight_headers(knock, origins)
+        if preflight is not None:
+            await answer.send_nothing(preflight)
+            self._record(scope, answer, "preflight", request_id, client_id, started)
+            return
         verdict = self._decide(knock)
         match verdict:
             case Admitted():
@@ -153,7 +167,7 @@ class Gate:
         self, scope: Scope, answer: "_Answer", key_name: str, request_id: str, client_id: str | None, started: float
     ) -> None:
         """The route's template, not the path: a path is the client's text and may hold anything."""
-        level = _log.debug if key_name == "probe" else _log.info
+        level = _log.debug if key_name in ("probe", "preflight") else _log.info
         level(
             "request",
             request_id=request_id,
@@ -169,13 +183,24 @@ class Gate:
 
 
 class _Answer:
-    """Watches one answer go out, and names the request in its headers."""
+    """Watches one answer go out, and says in its headers what both APIs' clients look for there: the request's id, and
+    OpenAI's how long it took until now, the status line. `started` is of the monotonic clock."""
 
-    def __init__(self, send: Send, *, request_id: RequestId, shown_id: str, api: SpokenApi) -> None:
+    def __init__(
+        self,
+        send: Send,
+        *,
+        request_id: RequestId,
+        shown_id: str,
+        api: SpokenApi,
+        started: float,
+        page_headers: Headers,
+    ) -> None:
         self._send = send
         self._request_id = request_id
         self._api: SpokenApi = api
-        self._headers = [(b"x-request-id", shown_id.encode())]
+        self._started = started
+        self._headers = [(b"x-request-id", shown_id.encode()), *page_headers]
         if api == "anthropic":
             self._headers.append((b"request-id", request_id.encode()))
         self.status: int | None = None
@@ -186,9 +211,17 @@ class _Answer:
             self.status = message["status"]
             kept = [(name, value) for name, value in message["headers"] if name.lower() != b"x-request-id"]
             message["headers"] = [*kept, *self._headers]
+            if self._api == "openai":
+                milliseconds = round((time.monotonic() - self._started) * 1000)
+                message["headers"].append((b"openai-processing-ms", b"%d" % milliseconds))
         elif message["type"] == "http.response.body":
             self.sent_bytes += len(message.get("body", b""))
         await self._send(message)
+
+    async def send_nothing(self, headers: Headers) -> None:
+        """204: all that is to be said is in the headers."""
+        await self.send({"type": "http.response.start", "status": 204, "headers": list(headers)})
+        await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def send_failure(self, failure: Failure) -> None:
         answer = error_answer(failure, api=self._api, request_id=self._request_id)

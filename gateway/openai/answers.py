@@ -16,15 +16,20 @@ EndReason = Literal["stop", "length", "tool_calls", "function_call"]
 
 
 class PromptTokensDetails(Struct, frozen=True, kw_only=True):
-    """`cached_tokens` is a part of `prompt_tokens`."""
+    """`cached_tokens` is a part of `prompt_tokens`. Nobody is billed for what a prompt leaves in the cache."""
 
     cached_tokens: int
+    cache_write_tokens: int = 0
+    audio_tokens: int = 0
 
 
 class CompletionTokensDetails(Struct, frozen=True, kw_only=True):
-    """`reasoning_tokens` is a part of `completion_tokens`."""
+    """`reasoning_tokens` is a part of `completion_tokens`. Predictions are ignored: none is accepted or rejected."""
 
     reasoning_tokens: int = 0
+    audio_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 class UsageObject(Struct, frozen=True, kw_only=True):

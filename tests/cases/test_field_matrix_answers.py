@@ -12,8 +12,9 @@ import pytest
 from msgspec import Struct
 
 from tests.cases.conftest import MODEL
-from tests.fakes.every_client import DIALECTS, Dialect, EveryClient, in_dialect
+from tests.fakes.every_client import EveryClient
 from tests.fakes.live_service import LiveService, live_service
+from tests.fakes.same_conversation import DIALECTS, Dialect, in_dialect
 from tests.fakes.script_model import said_by
 
 THINKER = "org/thinker:16"
@@ -46,7 +47,7 @@ def clients(shared_clients: EveryClient) -> Iterator[EveryClient]:
     shared_clients.assert_served(MODEL)
 
 
-# --- the table ---------------------------------------------------------------------------------------------------------
+# --- the table -------------------------------------------------------------------------------------------------------
 
 
 def function(name: str, **properties: dict[str, Any]) -> dict[str, Any]:
@@ -106,9 +107,7 @@ STOPPABLE: tuple[Dialect, ...] = ("chat", "messages")
 
 CASES: dict[str, Case] = {
     # (a) tool calls
-    "A01 ordinary tokens": Case(
-        **with_tools("SC08"), calls=(("get_weather", {"city": "Oslo"}),), finish="tool_calls"
-    ),
+    "A01 ordinary tokens": Case(**with_tools("SC08"), calls=(("get_weather", {"city": "Oslo"}),), finish="tool_calls"),
     "A01 marker tokens": Case(**with_tools("SC07"), calls=(("get_weather", NESTED),), finish="tool_calls"),
     "A02 two calls": Case(
         **with_tools("SC09"), calls=(("get_weather", {"city": "A"}), ("get_time", {"tz": "B"})), finish="tool_calls"
@@ -118,14 +117,14 @@ CASES: dict[str, Case] = {
     ),
     "A03 bad escape": Case(**with_tools("SC10"), calls=(("grep", {"pattern": "\\d+"}),), finish="tool_calls"),
     "A04 never closed": Case(**with_tools("SC12"), text=said_by("SC12")),
-    "A04 cut": Case(**with_tools("SC08", max_tokens=3), text='<tool_call>\n{"name": "get_weather", "argu', finish="length"),
+    "A04 cut": Case(
+        **with_tools("SC08", max_tokens=3), text='<tool_call>\n{"name": "get_weather", "argu', finish="length"
+    ),
     "A05 none": Case(**with_tools("SC07", tool_choice="none"), text=WHOLE_07),
     "A05 no tools": Case(user="SC07", text=WHOLE_07),
     "A05 empty tools": Case(user="SC07", fields={"tools": []}, text=WHOLE_07),
     "A07 unknown name": Case(**with_tools("SC13"), calls=(("no_such_tool", {}),), finish="tool_calls"),
-    "A08 history of calls": Case(
-        messages=[*called(None), say("user", "SC04")], fields={"tools": TOOLS}, text=SC04
-    ),
+    "A08 history of calls": Case(messages=[*called(None), say("user", "SC04")], fields={"tools": TOOLS}, text=SC04),
     "A08 no tools now": Case(messages=[*called(None), say("user", "SC04")], text=SC04),
     # (b) streaming
     "B01 joined emoji": Case(user="SC01", text="ok 👩\u200d🚀 end01"),
@@ -210,7 +209,7 @@ def test_the_same_conversation_is_the_same_prompt(clients: EveryClient, name: st
     assert len(counted) == 1
 
 
-# --- D01, D03 on a model whose template opens the block -------------------------------------------------------------------
+# --- D01, D03 on a model whose template opens the block --------------------------------------------------------------
 
 
 def thinking(dialect: Dialect, said: str, how: str, **fields: Any) -> dict[str, Any]:

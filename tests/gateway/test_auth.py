@@ -207,17 +207,52 @@ async def test_hosts_of_a_lan_service(tmp_path: Path):
 
 
 async def test_web_pages_are_refused_unless_listed(tmp_path: Path):
-    """Origin: off by default, exact match when configured; no CORS header is ever sent to others."""
+    """Origin: off by default, exact match when configured; a page of a listed origin may read every answer, refusals
+    too, and no CORS header is ever sent to others or for admin routes."""
     house = build_house(tmp_path, allowed_origins=["https://chat.example.org"])
     async with house.client() as client:
-        for origin, status in (
-            ("https://chat.example.org", 200),
-            ("https://chat.example.org.evil", 403),
-            ("null", 403),
+        for origin, path, status in (
+            ("https://chat.example.org", "/v1/models", 200),
+            ("https://chat.example.org", "/none", 404),
+            ("https://chat.example.org", "/admin/status", 401),
+            ("https://chat.example.org.evil", "/v1/models", 403),
+            ("null", "/v1/models", 403),
         ):
-            response = await client.get("/v1/models", headers={"origin": origin})
+            response = await client.get(path, headers={"origin": origin})
             assert response.status_code == status
-            assert "access-control-allow-origin" not in response.headers
+            allowed = response.headers.get("access-control-allow-origin")
+            assert allowed == (origin if status in (200, 404) else None)
+            assert response.headers.get("vary") == ("Origin" if allowed else None)
+
+
+async def test_a_browser_asks_first(tmp_path: Path):
+    """CORS: the question comes without a key, and a listed origin's is answered the same for every path; nobody else's
+    is, and an OPTIONS that is no such question needs a key as ever."""
+    house = build_house(tmp_path, allowed_origins=["https://chat.example.org"])
+    house.add_key("ann")
+    asking = {
+        "origin": "https://chat.example.org",
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization,content-type,x-stainless-lang",
+        "access-control-request-private-network": "true",
+    }
+    async with house.client() as client:
+        answers = [await client.options(path, headers=asking) for path in ("/v1/chat/completions", "/none")]
+        for answer in answers:
+            assert (answer.status_code, answer.content) == (204, b"")
+            assert answer.headers["access-control-allow-origin"] == asking["origin"]
+            assert answer.headers["access-control-allow-headers"] == "authorization, content-type, x-stainless-lang"
+            assert "POST" in answer.headers["access-control-allow-methods"]
+            assert answer.headers["access-control-allow-private-network"] == "true"
+            assert "access-control-allow-credentials" not in answer.headers
+        for headers, path, status in (
+            ({**asking, "origin": "https://evil.example"}, "/v1/models", 403),
+            ({"origin": asking["origin"]}, "/v1/models", 401),
+            (asking, "/admin/status", 401),
+        ):
+            refused = await client.options(path, headers=headers)
+            assert refused.status_code == status
+            assert "access-control-allow-methods" not in refused.headers
 
 
 async def test_no_keys_on_the_network_lets_nobody_in(tmp_path: Path):

@@ -135,7 +135,7 @@ def test_the_whole_answer_has_the_calls() -> None:
             {"id": "call_1", "type": "function", "function": {"name": "get_time", "arguments": ""}},
         ],
     }
-    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 2
 
 
 def test_only_calls_are_no_text() -> None:

@@ -125,8 +125,13 @@ def test_usage_comes_once_and_only_when_asked() -> None:
             "prompt_tokens": 7,
             "completion_tokens": 3,
             "total_tokens": 10,
-            "prompt_tokens_details": {"cached_tokens": 4},
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0, "audio_tokens": 0},
+            "completion_tokens_details": {
+                "reasoning_tokens": 0,
+                "audio_tokens": 0,
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
         }
 
 
