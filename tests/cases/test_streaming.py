@@ -1,5 +1,7 @@
 """Field cases of streams (B): whole characters, stop strings, one end, clients that leave."""
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +11,7 @@ import httpx
 import pytest
 
 from tests.cases.conftest import MODEL
+from tests.fakes.dialect_calls import CHAT_DIALECTS, PATHS, Dialect, events, request_body
 from tests.fakes.http_answers import (
     CHAT,
     COMPLETIONS,
@@ -196,3 +199,52 @@ def test_b08_the_same_refusal_in_both_modes(client: httpx.Client, fields: dict[s
     assert answer.status == status
     assert answer.error is not None
     assert len(answer.error["message"]) > 20
+
+
+@pytest.mark.parametrize("dialect", CHAT_DIALECTS)
+@pytest.mark.parametrize(
+    ("said", "fields", "status"),
+    [
+        ("x" * 6000, {}, 400),
+        ("SC04", {"model": "no/such"}, 404),
+        ("SC04", {"tools": [{"type": "function", "name": 1}]}, 400),
+        ("SC04", {"tools": "get_weather"}, 400),
+        ("SC04", {"tool_choice": "sometimes"}, 400),
+        ("SC04", {"temperature": "hot"}, 400),
+    ],
+    ids=["too long", "unknown model", "bad tool", "no tools", "bad choice", "bad number"],
+)
+def test_b08_in_every_dialect_a_stream_is_refused_as_a_whole_answer_is(
+    client: httpx.Client, dialect: Dialect, said: str, fields: dict[str, Any], status: int
+) -> None:
+    """B08: the same status and the same words in both modes, before the status line of a stream."""
+    answers = [
+        client.post(
+            PATHS[dialect],
+            json={**request_body(dialect, MODEL, said, max_tokens=20, stream=stream), **fields},
+        )
+        for stream in (False, True)
+    ]
+    assert [answer.status_code for answer in answers] == [status, status], answers[1].text[:500]
+    errors = [answer.json()["error"] for answer in answers]
+    assert errors[0] == errors[1]
+    assert len(errors[0]["message"]) > 20
+    assert [answer.headers["content-type"].startswith("application/json") for answer in answers] == [True, True]
+
+
+def test_b08_a_later_failure_is_an_error_event_of_the_dialect(script_model: Path) -> None:
+    """B08: what goes wrong after the status line ends the stream with the dialect's error event, and with nothing that
+    could be taken for a good end."""
+    with live_service(dict.fromkeys(CHAT_DIALECTS, script_model)) as live, live.client() as client:
+        for dialect in CHAT_DIALECTS:  # a model for each: one that dies again and again is closed for a while
+            body = request_body(dialect, dialect, "SC20", max_tokens=3000, stream=True)
+            with client.stream("POST", PATHS[dialect], json=body) as response:
+                seen = events(dialect, response.iter_lines())
+                while not next(seen).text:
+                    pass
+                os.kill(live.worker_pid(dialect), signal.SIGKILL)
+                rest = list(seen)
+            assert [event.end for event in rest if event.end] == ["bad"]
+            assert rest[-1].end == "bad"
+            assert rest[-1].error in ("worker_died", "api_error", "server_error")
+        assert_serves(live, CHAT_DIALECTS[0])
