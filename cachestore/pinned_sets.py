@@ -13,8 +13,6 @@ from protocol.blocks import PinBooks
 from protocol.ids import BlockKey
 
 MAX_PINNED_SETS = 256
-MAX_PINNED_KEYS = 16384
-"""Of one set: four million tokens."""
 
 
 class PinnedSets:

@@ -3,7 +3,6 @@
 Trouble with the disk is an answer (a miss, a decline), told once in the log and tried again later; the daemon lives on.
 """
 
-import math
 import sqlite3
 import time
 from collections.abc import Callable, Generator, Iterable
@@ -15,17 +14,15 @@ import structlog
 from cachestore import disk
 from cachestore.audit import PurgeCriteria
 from cachestore.database import IndexUnusable
-from cachestore.layout import GRAINS_PER_BLOCK, is_digest, is_fingerprint
-from cachestore.pinned_sets import MAX_PINNED_KEYS
 from cachestore.pins import Lease, Pins, ReadLease, StageLease
 from cachestore.reasons import is_damaged, loses_index, trouble_of
 from cachestore.reconcile import reconcile
+from cachestore.refusals import NO_LEASE, is_block, is_pin, is_stage, unserved
 from cachestore.store import NotStored, Store
 from cachestore.write_budget import utc_day, write_permission, write_state
 from protocol.blocks import (
     BlockReply,
     BlockRequest,
-    CacheFailed,
     Declined,
     Describe,
     Described,
@@ -48,18 +45,13 @@ from protocol.blocks import (
     UnpinBlocks,
     Unpinned,
 )
-from protocol.failures import Failure, FailureKind
-from protocol.ids import LeaseId
 from protocol.launch import CachestoreLaunch
 
 REOPEN_SECONDS = 5.0
 TELL_AGAIN_SECONDS = 600.0
-NO_LEASE = LeaseId(0)
-"""In the answer to a Fetch that found nothing. Releasing it is allowed and does nothing."""
 
 _OPENING_STEPS = 2000  # of reconciling, before the first request: enough for a small or an unchanged directory
 _IDLE_STEPS = 4
-_MAX_NAME_LETTERS = 200
 
 _log = structlog.get_logger("cachestore")
 
@@ -237,7 +229,7 @@ class Service:
         return Staged(call_id=request.call_id, lease=lease, path=path)
 
     def _why_not_stage(self, store: Store, request: Stage) -> str | None:
-        if not _is_stage(request):
+        if not is_stage(request):
             return "invalid"
         if not store.is_reconciled:
             return "reconciling"  # until every file is counted, no write can be known to keep the quota
@@ -260,7 +252,7 @@ class Service:
         if stage is None:
             return Declined(call_id=request.call_id, reason="lease")
         try:
-            if not _is_block(request, stage):
+            if not is_block(request, stage):
                 raise NotStored("invalid")
             row = store.publish(stage, request.parent, request.grains, self._unix_clock())
         except NotStored as why:
@@ -285,7 +277,7 @@ class Service:
         return Forgotten(call_id=request.call_id, blocks=blocks, file_bytes=file_bytes)
 
     def _pin(self, store: Store, request: PinBlocks) -> Pinned | Declined:
-        if not _is_pin(request):
+        if not is_pin(request):
             return Declined(call_id=request.call_id, reason="invalid")
         if not store.pinned_sets.has_room_for(request.owner, request.name):
             return Declined(call_id=request.call_id, reason="busy")
@@ -399,60 +391,6 @@ class Service:
         if told_at is None or now - told_at >= TELL_AGAIN_SECONDS:
             self._told[trouble] = now
             _log.error("trouble", trouble=trouble, directory=self._settings.directory, why=why, then=then)
-
-
-def unserved(request: BlockRequest, reason: str) -> BlockReply:
-    """The answer to a request that the disk does not allow: a miss or a decline wherever there is one."""
-    match request:
-        case Lookup():
-            return Found(call_id=request.call_id, blocks=())
-        case Fetch():
-            return Leased(call_id=request.call_id, lease=NO_LEASE, blocks=(), miss_reason=reason)
-        case Stage() | Publish():
-            return Declined(call_id=request.call_id, reason=reason)
-        case Release():
-            return Released(call_id=request.call_id)
-        case Forget() | PinBlocks() | UnpinBlocks() | Describe():
-            message = f"the cache directory cannot be used ({reason}): see the cachestore's log, then try again"
-            failure = Failure(kind=FailureKind.INTERNAL, message=message)
-            return CacheFailed(call_id=request.call_id, failure=failure)
-        case _:
-            assert_never(request)
-
-
-def _is_block(request: Publish, stage: StageLease) -> bool:
-    return (
-        1 <= len(request.grains) <= GRAINS_PER_BLOCK
-        and all(is_digest(grain) for grain in request.grains)
-        and len(set(request.grains)) == len(request.grains)
-        and request.grains[-1] == stage.key
-        and (not request.parent or is_digest(request.parent))
-        and request.parent not in request.grains
-    )
-
-
-def _is_stage(request: Stage) -> bool:
-    return (
-        is_fingerprint(request.fingerprint)
-        and is_digest(request.key)
-        and request.file_bytes > 0
-        and len(request.owner) <= _MAX_NAME_LETTERS
-        and _is_ttl(request.ttl_seconds)
-    )
-
-
-def _is_pin(request: PinBlocks) -> bool:
-    return (
-        all(is_digest(key) for key in request.keys)
-        and len(request.keys) <= MAX_PINNED_KEYS
-        and 1 <= len(request.name) <= _MAX_NAME_LETTERS
-        and len(request.owner) <= _MAX_NAME_LETTERS
-        and _is_ttl(request.ttl_seconds)
-    )
-
-
-def _is_ttl(ttl_seconds: float | None) -> bool:
-    return ttl_seconds is None or 0 < ttl_seconds < math.inf
 
 
 def _in_words(why: OSError | sqlite3.Error | IndexUnusable) -> str:

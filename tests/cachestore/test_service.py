@@ -10,7 +10,8 @@ import pytest
 from cachestore import disk
 from cachestore.index import BlockIndex
 from cachestore.pins import READ_LEASE_SECONDS, STAGE_LEASE_SECONDS
-from cachestore.service import NO_LEASE, REOPEN_SECONDS
+from cachestore.refusals import NO_LEASE
+from cachestore.service import REOPEN_SECONDS
 from protocol.block_file import block_metadata
 from protocol.blocks import (
     CacheFailed,
