@@ -159,18 +159,19 @@ class Scheduler:
     # --- what comes next -------------------------------------------------------------------------------------------
 
     def next_step(self, now: float) -> Step:
-        if change := self._row_change(now):
+        """The first rule that has something to do says what. Asking changes nothing."""
+        if change := self._row_change(now):  # rule 1
             return change
-        ready = [s for s in self._ready(now) if not self._is_owed(s.lane)]
+        ready = [s for s in self._ready(now) if not self._is_owed(s.lane)]  # rule 2
         if ready and not self._has_to_learn_steps():
-            return self._slice_of(ready)
+            return self._slice_of(ready)  # rules 3, 4 and 5
         if self._decoding:
             return Decode()
         deadlines = [s.blocks_deadline for s in self._waiting.values() if s.blocks_deadline is not None]
         return Idle(min(deadlines, default=None))
 
     def _row_change(self, now: float) -> Join | Park | None:
-        """Rule 1."""
+        """Rule 1: of the rows that are done with their prompt, which should decode now, or stop to."""
         settings = self._settings
         lower = [s for s in self._decoding.values() if s.lane is Lane.BATCH]
         higher = len(self._decoding) - len(lower)
@@ -191,6 +192,7 @@ class Scheduler:
         return None
 
     def _would_stretch(self, higher_rows: int, batch_rows: int) -> bool:
+        """Whether so many rows of the batch class make the others' decode steps more than `stretch` times as long."""
         if not higher_rows or not batch_rows:
             return False
         if not self.costs.knows_step(higher_rows):
@@ -198,16 +200,8 @@ class Scheduler:
         alone = self.costs.step_seconds(higher_rows)
         return self.costs.step_seconds(higher_rows + batch_rows) > self._settings.stretch * alone
 
-    def _has_to_learn_steps(self) -> bool:
-        """What a mixed pass takes is told from what a step takes."""
-        return self._is_mixing and self.costs.step_seconds(len(self._decoding)) == 0
-
-    @property
-    def _is_mixing(self) -> bool:
-        return self._settings.slices == "mixed" and bool(self._decoding) and self.costs.mixing_pays()
-
     def _is_owed(self, lane: Lane) -> bool:
-        """Rule 2."""
+        """Rule 2: whether the rows that decode are owed time by slices of this lane or a higher one."""
         # What a mixed pass leaves owing is less than a step, mostly: to run one for it would pay far too much.
         payable = self.costs.step_seconds(len(self._decoding)) if self._is_mixing else 0.0
         return any(0 < self._debts[other] >= payable for other in Lane if other <= lane)
@@ -222,6 +216,7 @@ class Scheduler:
         ]
 
     def _may_open(self, lane: Lane) -> bool:
+        """Whether one more prompt of this lane may start."""
         in_prefill = sum(s.has_started for s in self._waiting.values() if s.lane is lane)
         return in_prefill < self._settings.max_prefills and not self._rows_are_taken(lane)
 
@@ -235,6 +230,7 @@ class Scheduler:
         return sum(s.lane <= last for s in holders) >= self._settings.max_rows
 
     def _slice_of(self, ready: list[Sequence]) -> Open | Prefill | Mixed:
+        """Lane, then prompt, then whoever already computes what this prompt shares with it."""
         lane = self._lane_of_next(s.lane for s in ready)
         sequence = self._prompt_of_next([s for s in ready if s.lane is lane])
         sequence = self._leader_of(sequence) or sequence
@@ -246,13 +242,13 @@ class Scheduler:
         return Prefill(sequence.request_id, tokens, lane)
 
     def _lane_of_next(self, lanes: Iterable[Lane]) -> Lane:
-        """Rule 3."""
+        """Rule 3: the highest, unless a lower one has let enough slices by."""
         ordered = sorted(set(lanes))
         passed = [lane for lane in ordered if self._let_by[lane] >= self._settings.lower_lane_every]
         return passed[0] if passed and passed[0] is not Lane.WARM else ordered[0]
 
     def _prompt_of_next(self, ready: list[Sequence]) -> Sequence:
-        """Rule 4."""
+        """Rule 4: the one with the least work left, and now and then the oldest. `ready` are of one lane."""
         lane = ready[0].lane
         if self._slices[lane] % self._settings.oldest_every == self._settings.oldest_every - 1:
             return min(ready, key=lambda s: s.arrived)
@@ -260,6 +256,7 @@ class Scheduler:
         return min(ready, key=lambda s: (self._work_left(s, leads), not s.has_started))
 
     def _work_left(self, sequence: Sequence, leads: dict[str, float]) -> float:
+        """In seconds, with what its tenant had more of the device than others lately."""
         lead = min(leads[sequence.tenant], self._settings.tenant_lead_seconds)
         return lead + self.costs.prefill_seconds(sequence.prefill_left, sequence.prefilled)
 
@@ -275,6 +272,17 @@ class Scheduler:
                 if other.prefilled < kept_at:
                     leaders.append((shared, other))
         return max(leaders, key=lambda pair: pair[0])[1] if leaders else None
+
+    # --- how big a slice is ----------------------------------------------------------------------------------------
+
+    @property
+    def _is_mixing(self) -> bool:
+        """Whether the rows that decode ride along in slices."""
+        return self._settings.slices == "mixed" and bool(self._decoding) and self.costs.mixing_pays()
+
+    def _has_to_learn_steps(self) -> bool:
+        """Whether a step must run alone first: what a mixed pass takes is told from what a step takes."""
+        return self._is_mixing and self.costs.step_seconds(len(self._decoding)) == 0
 
     def _slice_seconds(self, lane: Lane) -> float:
         """Of a slice alone. A gap between two tokens is a slice and the step after it."""
@@ -391,6 +399,7 @@ class Scheduler:
         self._count_held(seconds, None)
 
     def _prompt_may_be_done(self, sequence: Sequence, now: float) -> None:
+        """One with nothing left waits for a row, as a parked one does."""
         if sequence.prefill_left > 0:
             return
         del self._waiting[sequence.request_id]
@@ -399,6 +408,15 @@ class Scheduler:
             return
         sequence.parked_since = now
         self._parked[sequence.request_id] = sequence
+
+    def _count_held(self, seconds: float, served: Sequence | None) -> None:
+        """These seconds of the device went to others."""
+        if not self._waiting and not self._parked:
+            return
+        for name, held_by in self._holders().items():
+            sequence = self._waiting.get(name) or self._parked[name]
+            if held_by and sequence is not served:
+                sequence.held[held_by] = sequence.held.get(held_by, 0.0) + seconds
 
     def _forgive(self) -> None:
         """A debt to nobody is none."""
@@ -454,6 +472,7 @@ class Scheduler:
         )
 
     def _seconds_left(self, sequence: Sequence) -> float:
+        """Until this prompt is done if every slice is its own, with the decode that they owe."""
         seconds = self.costs.prefill_seconds(sequence.prefill_left, sequence.prefilled)
         if not self._decoding or sequence.prefill_left <= 0:
             return seconds
@@ -480,12 +499,3 @@ class Scheduler:
                 holders[name] = "higher_class" if top < sequence.lane else self._slices_held_by
         parked_by = "rows" if len(self._decoding) >= self._settings.max_rows else "higher_class"
         return holders | dict.fromkeys(self._parked, parked_by)
-
-    def _count_held(self, seconds: float, served: Sequence | None) -> None:
-        """These seconds of the device went to others."""
-        if not self._waiting and not self._parked:
-            return
-        for name, held_by in self._holders().items():
-            sequence = self._waiting.get(name) or self._parked[name]
-            if held_by and sequence is not served:
-                sequence.held[held_by] = sequence.held.get(held_by, 0.0) + seconds
