@@ -20,6 +20,7 @@ from gateway.machine_memory import memory_terms
 from gateway.memory_routes import memory_admin_router
 from gateway.model_routes import model_admin_router
 from gateway.openai.routes import openai_router
+from gateway.openapi_routes import openapi_router
 from gateway.operations import operations_router
 from gateway.ports import Generator, ModelControl
 from gateway.profiled_models import ProfiledGenerator, ProfiledModels
@@ -161,6 +162,7 @@ def create_routes(
                 context_limit=settings.worker.context_tokens,
                 profiles=settings.profiles,
             ),
+            openapi_router(),
             openai_router(answering),
             vectors_router(single_answers),
             tokens_router(single_answers),

@@ -1,12 +1,12 @@
 """The events of a response's stream. Each is numbered, and named by its type. Types, and how their bytes are made."""
 
+from typing import Any
+
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct
 
 from gateway.event_bytes import named_event
-from gateway.in_flight import RequestView
 from gateway.openai.answers import TokenObject
-from gateway.openai.waiting import PromptProgressObject
 from gateway.responses.answers import OutputItem, OutputText, ReasoningText, ResponseObject
 
 _encode = msgspec.json.Encoder().encode
@@ -20,7 +20,8 @@ class _OfResponse(_Event, frozen=True, kw_only=True):
     """`mlxd` says, while the response waits, what for."""
 
     response: ResponseObject
-    mlxd: RequestView | PromptProgressObject | UnsetType = UNSET
+    mlxd: Any = UNSET
+    """A RequestView or a PromptProgressObject: a union that msgspec could not read, and so would not describe."""
 
 
 class Created(_OfResponse, frozen=True, kw_only=True, tag="response.created"):

@@ -4,7 +4,7 @@ Nothing is stored unless `store: true` asks for it: OpenAI's default is the othe
 somebody's machine, and an agent that keeps its own conversation needs none.
 """
 
-from litestar import Request, Response, Router, delete, get, post
+from litestar import Request, Response, Router, get, post, route
 from litestar.datastructures import State
 from litestar.types import ASGIApp
 
@@ -41,17 +41,15 @@ def responses_router(
             invalid(None, "Compaction is not offered here. Leave old items out of `input`, or sum them up yourself.")
         )
 
-    @get("/{response_id:str}")
-    async def show(request: Asking) -> Response[bytes]:
-        """A stored response, as it is now."""
+    # One handler for both, since of two the router's answer to OPTIONS names only the first's method.
+    @route("/{response_id:str}", http_method=["GET", "DELETE"], status_code=200)
+    async def stored(request: Asking) -> Response[bytes]:
+        """A stored response, as it is now; or forget it, and cancel it if it is still made."""
+        if request.method == "DELETE":
+            return await doors.remove(_caller(request), _response_id(request))
         if request.query_params.get("stream", "false").lower() not in ("false", "0", ""):
             return failed(invalid("stream", "`stream`: a stored response is not streamed again. Ask without it."))
         return await doors.show(_caller(request), _response_id(request))
-
-    @delete("/{response_id:str}", status_code=200)
-    async def remove(request: Asking) -> Response[bytes]:
-        """Forget a stored response; one that is still made is cancelled."""
-        return await doors.remove(_caller(request), _response_id(request))
 
     @post("/{response_id:str}/cancel", status_code=200)
     async def cancel(request: Asking) -> Response[bytes]:
@@ -65,7 +63,7 @@ def responses_router(
 
     return Router(
         "/v1/responses",
-        route_handlers=[create, input_tokens, compact, show, remove, cancel, list_input_items],
+        route_handlers=[create, input_tokens, compact, stored, cancel, list_input_items],
         exception_handlers=OPENAI_EXCEPTION_HANDLERS,
     )
 

@@ -16,7 +16,7 @@ from tests.fakes.live_service import ROOT, LiveService
 MODEL = "script"
 EMBEDDER = "minilm"
 _DRIVES = Path(__file__).parent / "drives"
-_DRIVE_SECONDS = 180
+_DRIVE_SECONDS = 540
 _KEPT = ("PATH", "LANG", "LC_ALL", "TMPDIR", "SSL_CERT_FILE")
 """What a client gets of our environment: nothing that could name another server or hold a key."""
 
