@@ -36,11 +36,12 @@ from gateway.caller import Caller
 from gateway.dialects import pointing_at
 from gateway.error_answers import openai_error
 from gateway.front_desk import FrontDesk
-from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS
+from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS, failure_response
 from gateway.json_body import ClientGone, not_plain_json, read_json_body
-from gateway.openai.decode import decode, decode_plain
+from gateway.openai.decode import decode
 from gateway.openai.translate import chat_to_generate, completion_to_generate
 from gateway.operations import requires_admin
+from gateway.request_body import decode_plain
 from protocol.failures import Failure, FailureKind
 from protocol.generation import Warm
 from protocol.ids import ModelName, RequestId
@@ -81,7 +82,7 @@ def cache_router(doors: CacheDoors, desk: FrontDesk, *, max_body_bytes: int) -> 
         """Drop the caller's own blocks, in memory and on disk."""
         asked = await _read(request, OwnForgetRequest)
         if isinstance(asked, Failure):
-            return _failed(asked)
+            return failure_response(asked)
         caller = _caller(request)
         return await _answered(
             doors.forget(
@@ -100,7 +101,7 @@ def cache_router(doors: CacheDoors, desk: FrontDesk, *, max_body_bytes: int) -> 
                 message="No such request of this key is remembered. Finished ones are, for `explain.keep_minutes`; "
                 "its id is in the header x-request-id and in the answer.",
             )
-            return _failed(failure)
+            return failure_response(failure)
         return _json(explanation)
 
     return Router(
@@ -122,19 +123,19 @@ def cache_admin_router(doors: CacheDoors) -> Router:
     async def forget(request: Asking) -> Response[bytes]:
         """Drop blocks by model, owner and age, or all."""
         asked = await _read(request, ForgetRequest)
-        return _failed(asked) if isinstance(asked, Failure) else await _answered(_forget(doors, asked))
+        return failure_response(asked) if isinstance(asked, Failure) else await _answered(_forget(doors, asked))
 
     @post("/unpin", status_code=200)
     async def unpin(request: Asking) -> Response[bytes]:
         """Unpin somebody's prefix."""
         asked = await _read(request, UnpinRequest)
-        return _failed(asked) if isinstance(asked, Failure) else await _answered(_unpin(doors, asked))
+        return failure_response(asked) if isinstance(asked, Failure) else await _answered(_unpin(doors, asked))
 
     @post("/budget", status_code=200)
     async def budget(request: Asking) -> Response[bytes]:
         """How much memory a model's hot tier may take."""
         asked = await _read(request, BudgetRequest)
-        return _failed(asked) if isinstance(asked, Failure) else await _answered(_set_budget(doors, asked))
+        return failure_response(asked) if isinstance(asked, Failure) else await _answered(_set_budget(doors, asked))
 
     return Router(
         "/admin/cache",
@@ -290,14 +291,8 @@ async def _answered(work: Coroutine[object, object, msgspec.Struct]) -> Response
     try:
         return _json(await work)
     except CacheRefusal as refusal:
-        return _failed(refusal.failure)
+        return failure_response(refusal.failure)
 
 
 def _json(answer: msgspec.Struct) -> Response[bytes]:
     return Response(msgspec.json.encode(answer), media_type="application/json")
-
-
-def _failed(failure: Failure) -> Response[bytes]:
-    answer = openai_error(failure)
-    headers = {name: value for name, value in answer.headers if name != "content-type"}
-    return Response(answer.body, status_code=answer.status, headers=headers, media_type="application/json")

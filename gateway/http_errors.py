@@ -8,7 +8,7 @@ import structlog
 from litestar import Request, Response
 from litestar.exceptions import HTTPException
 
-from gateway.error_answers import ErrorAnswer
+from gateway.error_answers import ErrorAnswer, openai_error
 from gateway.error_envelopes import error_answer, spoken_api
 from protocol.failures import Failure, FailureKind
 from protocol.ids import RequestId
@@ -49,6 +49,11 @@ _WORDS_OF_STATUS = {
     415: (FailureKind.UNSUPPORTED_MEDIA_TYPE, "Send the body as `Content-Type: application/json`."),
     429: (FailureKind.OVERLOADED, "Too many requests. Come back after the time in the header `Retry-After`."),
 }
+
+
+def failure_response(failure: Failure) -> Response[bytes]:
+    """A failure that a handler answers with, in OpenAI's envelope."""
+    return _response(openai_error(failure), extra_headers={})
 
 
 def _refused_by_litestar(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

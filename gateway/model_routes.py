@@ -7,8 +7,7 @@ from litestar import Request, Response, Router, post
 from litestar.datastructures import State
 from msgspec import Struct
 
-from gateway.error_answers import openai_error
-from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS
+from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS, failure_response
 from gateway.json_body import ClientGone, read_json_body
 from gateway.operations import requires_admin
 from gateway.ports import ModelControl, ModelLookup
@@ -42,7 +41,7 @@ def model_admin_router(*, models: ModelLookup, control: ModelControl, status_sou
         """Ready, or the failure that a request to the model would get."""
         asked = await _read(request)
         if isinstance(asked, Failure):
-            return _failed(asked)
+            return failure_response(asked)
         model = ModelName(asked.model)
         return _answer(model, await control.load_and_wait(model), status_source)
 
@@ -51,10 +50,10 @@ def model_admin_router(*, models: ModelLookup, control: ModelControl, status_sou
         """Open requests may end first, within the drain's time. Also ends a given-up state."""
         asked = await _read(request)
         if isinstance(asked, Failure):
-            return _failed(asked)
+            return failure_response(asked)
         model = ModelName(asked.model)
         if models.find(model) is None and _state(model, status_source) is None:
-            return _failed(
+            return failure_response(
                 Failure(
                     kind=FailureKind.MODEL_NOT_FOUND,
                     message="There is no model of this id. GET /v1/models lists the ids.",
@@ -96,12 +95,6 @@ def _state(model: ModelName, status_source: StatusSource) -> ModelState | None:
 
 def _answer(model: ModelName, failure: Failure | None, status_source: StatusSource) -> Response[bytes]:
     if failure is not None:
-        return _failed(failure)
+        return failure_response(failure)
     ordered = ModelOrdered(model=model, state=_state(model, status_source) or "absent")
     return Response(msgspec.json.encode(ordered), media_type="application/json")
-
-
-def _failed(failure: Failure) -> Response[bytes]:
-    answer = openai_error(failure)
-    headers = {name: value for name, value in answer.headers if name != "content-type"}
-    return Response(answer.body, status_code=answer.status, headers=headers, media_type="application/json")

@@ -5,9 +5,8 @@ from litestar import Request, Response, Router, get
 from litestar.datastructures import State
 
 from gateway.caller import Caller
-from gateway.error_answers import openai_error
 from gateway.front_desk import FrontDesk
-from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS
+from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS, failure_response
 from gateway.in_flight import RequestView, RequestViews
 from gateway.operations import requires_admin
 from protocol.failures import Failure, FailureKind
@@ -62,8 +61,7 @@ def _found(view: RequestView | None) -> Response[bytes]:
         message="No such request of this key is open. GET /v1/requests lists those that are; "
         "of one that has ended, GET /v1/requests/{id}/explain tells what its prompt cost.",
     )
-    answer = openai_error(failure)
-    return Response(answer.body, status_code=answer.status, media_type="application/json")
+    return failure_response(failure)
 
 
 def _json(answer: msgspec.Struct) -> Response[bytes]:

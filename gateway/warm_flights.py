@@ -17,9 +17,6 @@ class WarmFlights:
         self._generator = generator
         self._flights: dict[bytes, _Flight] = {}
 
-    def __len__(self) -> int:
-        return len(self._flights)
-
     async def run(self, model: ModelName, warm: Warm) -> Warmed | Failed:
         """How the warm ends, or how the equal one ends that was on its way. Leave by cancelling."""
         key = warm_key(model, warm)

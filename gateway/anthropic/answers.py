@@ -4,8 +4,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from protocol.generation import CacheReport, OutputWarning, Timings
-from protocol.ids import RequestId
+from gateway.answer_details import DetailsObject
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 ServiceTier = Literal["standard", "priority", "batch"]
@@ -87,18 +86,6 @@ class ToolUseBlock(Struct, frozen=True, kw_only=True, tag_field="type", tag="too
 
 
 ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
-
-
-class DetailsObject(Struct, frozen=True, kw_only=True):
-    """What mlxd knows beyond the API's object, for who asks with the header `x-mlxd-details: 1`.
-
-    `warnings` are there for everybody: a tool call that came back as text, or not quite as the model wrote it.
-    """
-
-    request_id: RequestId | UnsetType = UNSET
-    timings: Timings | UnsetType = UNSET
-    cache: CacheReport | UnsetType = UNSET
-    warnings: tuple[OutputWarning, ...] | UnsetType = UNSET
 
 
 class MessageObject(Struct, frozen=True, kw_only=True):

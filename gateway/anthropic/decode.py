@@ -1,25 +1,17 @@
 """A body's bytes → a typed request, or the Failure that names the field at fault. Pure."""
 
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import msgspec
-from msgspec import Struct
 
 from gateway.anthropic.schema import PromptRequest
-from gateway.openai.decode import decode_plain
+from gateway.request_body import Decoded, decode_plain
 from protocol.failures import Failure
 
 Body = TypeVar("Body", bound=PromptRequest)
 
 _IGNORED = frozenset({"metadata", "service_tier"})
 """Typed fields that nothing is done with, since the answer is right without them."""
-
-
-class Decoded(Struct, Generic[Body], frozen=True, kw_only=True):
-    """A request whose types and ranges are right, and the names in it that nothing is done with."""
-
-    request: Body
-    ignored: tuple[str, ...]
 
 
 def decode(body: bytes, request_type: type[Body]) -> Decoded[Body] | Failure:

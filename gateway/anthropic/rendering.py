@@ -9,13 +9,13 @@ from typing import Literal, assert_never
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from gateway.answer_details import DetailsObject
 from gateway.answer_parts import CallPart, Collected, Part, ReasoningPart, TextPart
 from gateway.anthropic.answers import (
     BlockDelta,
     BlockStart,
     BlockStop,
     ContentBlock,
-    DetailsObject,
     DiagnosticsObject,
     EndDelta,
     Event,

@@ -7,10 +7,9 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from gateway.answer_details import DetailsObject
 from gateway.latency_class import ServiceTier
 from gateway.openai.waiting import PromptProgressObject
-from protocol.generation import CacheReport, OutputWarning, Timings
-from protocol.ids import RequestId
 
 EndReason = Literal["stop", "length", "tool_calls", "function_call"]
 
@@ -40,18 +39,6 @@ class UsageObject(Struct, frozen=True, kw_only=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
-
-
-class DetailsObject(Struct, frozen=True, kw_only=True):
-    """What mlxd knows beyond OpenAI's object, for who asks with the header `x-mlxd-details: 1`.
-
-    `warnings` are there for everybody: a tool call that came back as text, or not quite as the model wrote it.
-    """
-
-    request_id: RequestId | UnsetType = UNSET
-    timings: Timings | UnsetType = UNSET
-    cache: CacheReport | UnsetType = UNSET
-    warnings: tuple[OutputWarning, ...] | UnsetType = UNSET
 
 
 # --- chat ------------------------------------------------------------------------------------------------------------

@@ -5,10 +5,10 @@ from typing import Literal, assert_never
 
 from msgspec import UNSET, Struct, UnsetType
 
+from gateway.answer_details import DetailsObject
 from gateway.latency_class import ServiceTier
 from gateway.openai.answers import (
     CompletionTokensDetails,
-    DetailsObject,
     EndReason,
     PromptTokensDetails,
     UsageObject,

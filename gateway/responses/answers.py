@@ -5,8 +5,9 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from gateway.answer_details import DetailsObject
 from gateway.latency_class import ServiceTier
-from gateway.openai.answers import DetailsObject, TokenObject
+from gateway.openai.answers import TokenObject
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]

@@ -10,11 +10,12 @@ from gateway.admission import KeyLimits, Load, rate_headers
 from gateway.dialects import Accepted, Asked, Header
 from gateway.error_answers import ErrorAnswer
 from gateway.latency_class import service_tier_of
+from gateway.request_body import Decoded
 from gateway.responses.answers import CacheDiagnostics, ResponseObject
 from gateway.responses.failures import responses_error
 from gateway.responses.output import ItemMaker
 from gateway.responses.rendering import Envelope, ResponseRendering
-from gateway.responses.schema import CreateRequest, Decoded, TextOptions
+from gateway.responses.schema import CreateRequest, TextOptions
 from gateway.responses.sealed_reasoning import seal
 from gateway.responses.translate import (
     SEALED_REASONING,

@@ -13,6 +13,7 @@ from gateway.answering import Answering, send_answer, send_error, unless_disconn
 from gateway.caller import Caller
 from gateway.dialects import Asked
 from gateway.json_body import ClientGone
+from gateway.request_body import Decoded
 from gateway.request_recorder import RequestRecorder
 from gateway.responses.answers import CacheDiagnostics, InputTokens, ResponseDeleted
 from gateway.responses.background import BackgroundResponses
@@ -21,7 +22,7 @@ from gateway.responses.dialect import ResponsesDialect
 from gateway.responses.failures import responses_error
 from gateway.responses.rendering import ResponseRendering
 from gateway.responses.resolve import Items, not_stored, resolved_items
-from gateway.responses.schema import CountRequest, CreateRequest, Decoded, decode_request
+from gateway.responses.schema import CountRequest, CreateRequest, decode_request
 from gateway.responses.store import ResponseStore
 from gateway.responses.stored import StoredResponse, holder_of, identified, page_of, with_status
 from gateway.responses.translate import input_items, understand

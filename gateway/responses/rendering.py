@@ -7,9 +7,9 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
+from gateway.answer_details import DetailsObject
 from gateway.answer_parts import Collected
 from gateway.in_flight import RequestView
-from gateway.openai.answers import DetailsObject
 from gateway.responses.answers import (
     CacheDiagnostics,
     IncompleteDetails,

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from gateway.openai.decode import decode_plain
+from gateway.request_body import decode_plain
 from gateway.responses.schema import ItemKind, PromptFields, ReferenceItem, decode_part
 from gateway.responses.store import ResponseStore
 from gateway.responses.stored import (

@@ -5,13 +5,12 @@ names the one at fault: see `history` and `tools`. What a struct does not name i
 response header.
 """
 
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from gateway.openai.decode import decode_plain
 from gateway.openai.schema import (
     MinP,
     ModelId,
@@ -24,6 +23,7 @@ from gateway.openai.schema import (
     TopLogprobs,
     TopP,
 )
+from gateway.request_body import Decoded, decode_plain
 from protocol.failures import Failure, FailureKind
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -273,13 +273,6 @@ class NamespaceTool(Struct, frozen=True, kw_only=True):
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
-
-
-class Decoded(Struct, Generic[Asking], frozen=True, kw_only=True):
-    """A request whose types and ranges are right, and the names in it that nothing is done with."""
-
-    request: Asking
-    ignored: tuple[str, ...]
 
 
 def decode_request(body: bytes, request_type: type[Asking]) -> Decoded[Asking] | Failure:

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.caller import Caller
-from gateway.openai.decode import decode_plain
+from gateway.request_body import decode_plain
 from gateway.responses.answers import ItemList, ResponseError, Status
 from protocol.failures import Failure
 

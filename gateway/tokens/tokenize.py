@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import msgspec
 from msgspec import UNSET
 
-from gateway.openai.decode import decode, decode_plain
+from gateway.openai.decode import decode
 from gateway.openai.translate import chat_to_generate
+from gateway.request_body import decode_plain
 from gateway.single_work import SingleWork
 from gateway.tokens.schema import (
     DetokenizeAnswer,

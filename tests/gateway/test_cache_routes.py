@@ -175,10 +175,10 @@ async def test_equal_warms_share_one_run(house: House) -> None:
 async def test_a_run_is_cancelled_when_the_last_one_leaves(house: House) -> None:
     """And not before; who comes after that gets a run of its own."""
     house.generator.warms = "held"
-    send: list[asyncio.Queue[dict[str, Any]]] = [asyncio.Queue(), asyncio.Queue()]
-    tasks = [asyncio.create_task(_raw_warm(house, queue)) for queue in send]
-    await until(lambda: len(house.generator.asked) == 1)
-    for _ in range(20):
+    send = [_Connection(), _Connection()]
+    tasks = [asyncio.create_task(_raw_warm(house, connection)) for connection in send]
+    await until(lambda: all(connection.reads == 2 for connection in send))
+    for _ in range(20):  # from there to the flight it is a few turns of the loop, and no other thread
         await asyncio.sleep(0)
     send[0].put_nowait({"type": "http.disconnect"})
     await tasks[0]
@@ -192,7 +192,17 @@ async def test_a_run_is_cancelled_when_the_last_one_leaves(house: House) -> None
     assert len(house.generator.asked) == 2
 
 
-async def _raw_warm(house: House, incoming: "asyncio.Queue[dict[str, Any]]") -> None:
+class _Connection(asyncio.Queue[dict[str, Any]]):
+    """What a client sends. At the second read its request is in, and it is only listened for its leaving."""
+
+    reads = 0
+
+    async def get(self) -> dict[str, Any]:
+        self.reads += 1
+        return await super().get()
+
+
+async def _raw_warm(house: House, incoming: _Connection) -> None:
     body = b'{"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}'
     incoming.put_nowait({"type": "http.request", "body": body, "more_body": False})
 

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.dialects import names_header
-from gateway.openai.decode import Decoded, decode
+from gateway.openai.decode import decode
 from gateway.openai.schema import ChatRequest, CompletionRequest
+from gateway.request_body import Decoded
 from protocol.failures import Failure, FailureKind
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.openai.decode import Decoded, decode
+from gateway.openai.decode import decode
 from gateway.openai.schema import ChatRequest, CompletionRequest
 from gateway.openai.translate import chat_to_generate, completion_to_generate
+from gateway.request_body import Decoded
 from protocol.failures import Failure, FailureKind
 from protocol.framing import Codec
 from protocol.generation import (

@@ -1,0 +1,18 @@
+"""What mlxd says of an answer beyond its API: the object `mlxd` in it, the same in every dialect."""
+
+from msgspec import UNSET, Struct, UnsetType
+
+from protocol.generation import CacheReport, OutputWarning, Timings
+from protocol.ids import RequestId
+
+
+class DetailsObject(Struct, frozen=True, kw_only=True):
+    """For who asks with the header `x-mlxd-details: 1`.
+
+    `warnings` are there for everybody: a tool call that came back as text, or not quite as the model wrote it.
+    """
+
+    request_id: RequestId | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
+    cache: CacheReport | UnsetType = UNSET
+    warnings: tuple[OutputWarning, ...] | UnsetType = UNSET
