@@ -23,8 +23,9 @@ Mode = Literal["stream", "whole"]
 MODES: tuple[Mode, ...] = ("stream", "whole")
 CONTEXT_TOKENS = 65_536
 LONG_PROMPT_TOKENS = 30_000
-SLICE_SECONDS = 2.5
-"""A slice takes a second at most when nothing decodes; a busy machine may take longer."""
+SLICE_SECONDS = 10.0
+"""A slice is meant to take a second at most; on a busy machine the first one takes what it takes. So slices are counted
+where the law is about them, and this is only when to give up."""
 
 
 @pytest.fixture(scope="module")
@@ -106,15 +107,16 @@ def test_b07_leaving_while_it_decodes(narrow: LiveService, dialect: Dialect, mod
 @pytest.mark.parametrize("dialect", CHAT_DIALECTS)
 @pytest.mark.parametrize("mode", MODES)
 def test_b07_leaving_while_its_prompt_is_read(narrow: LiveService, dialect: Dialect, mode: Mode) -> None:
-    """B07 iii: the rest of the prompt is not read any more, long before it would have been done."""
+    """B07 iii: after the slice that runs, the rest of the prompt is not read any more."""
     base = base_bytes(narrow)
     marks = f"{dialect} {mode} "
     said = (marks * (LONG_PROMPT_TOKENS // len(marks)))[:LONG_PROMPT_TOKENS]
     with asking(narrow, dialect, mode, said):
         until("it is read", lambda: phases(narrow) == ["prefilling"])
-        before = narrow.model(MODEL)
+        before, steps = narrow.model(MODEL), narrow.books(MODEL).steps
     nothing_is_held(narrow, base_bytes=base)
     assert narrow.model(MODEL).pid == before.pid
+    assert narrow.books(MODEL).steps <= steps + 2, "more than the slice that ran, and one that crossed the hang-up"
     ended = [line for line in narrow.log.splitlines() if "phase=prefilling" in line]
     assert "prompt_tokens=30" in ended[-1], ended[-1]
 
