@@ -13,6 +13,7 @@
 PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3; do \
 	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
 		command -v $$python; break; fi; done)
+TEST_PROCESSES ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -27,7 +28,7 @@ demo: setup
 	$(BIN)/mlxd demo $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
 fuzz: setup
 	MLXD_FUZZ_REQUESTS=$(or $(REQUESTS),10000) $(BIN)/python -m pytest tests/fuzz -s $(ARGS)

@@ -43,7 +43,7 @@ def test_b01_an_aborted_stream_leaves_no_half_character(client: httpx.Client) ->
     """B01: the bytes held for one client never reach the next one."""
     for _ in range(5):
         with open_stream(client, body(MODEL, said="SC01")) as stream:
-            assert next(stream.texts()).rstrip() == "ok"
+            assert next(stream.texts()).startswith("ok")
         assert ask_stream(client, body(MODEL, said="SC02")).text == "東京02."
 
 
