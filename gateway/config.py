@@ -69,9 +69,10 @@ class CacheSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class WorkerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={
-    "hot_cache_bytes": "hot_cache",
+    "hot_cache_bytes": "hot_cache", "live_kv_bytes": "live_kv",
 }):  # fmt: skip
-    """What every worker gets. `context_tokens` None means what the model itself allows.
+    """What every worker gets. `context_tokens` None means what the model itself allows; `live_kv_bytes`, for the KV of
+    requests that run, None an eighth of the memory that all models may have.
 
     A process has `load_timeout_seconds`, and two more for each GiB of weights, to load. One that has work and makes no
     step for `hang_seconds` is ended, and another takes its place.
@@ -79,6 +80,7 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     max_rows: Annotated[int, Meta(ge=1, le=256)] = 16
     hot_cache_bytes: int = 2 * 1024**3
+    live_kv_bytes: int | None = None
     context_tokens: Positive | None = None
     prefill_slice_seconds: Annotated[float, Meta(gt=0, le=10)] = 0.2
     load_timeout_seconds: Annotated[float, Meta(ge=1, le=86_400)] = 300.0
@@ -91,9 +93,9 @@ class MemorySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How much memory all models together may take, and who leaves when another needs it.
 
     `limit_bytes` None is three quarters of the machine's. Every loaded model is counted with its weights, its
-    `hot_cache` and `working_bytes` for what runs. A model without work leaves when its room is wanted, the one that
-    rested longest first, and after `unload_after_seconds` anyhow (0: never); the `pinned` ones stay. A load for which
-    there is no room waits `wait_seconds` at most.
+    `hot_cache`, its `live_kv` and `working_bytes` for scratch. A model without work leaves when its room is wanted, the
+    one that rested longest first, and after `unload_after_seconds` anyhow (0: never); the `pinned` ones stay. A load
+    for which there is no room waits `wait_seconds` at most.
     """
 
     limit_bytes: int | None = None
@@ -239,6 +241,7 @@ _SIZES = (
     *("cache.quota", "cache.free_floor", "cache.daily_write"),
     *(
         "worker.hot_cache",
+        "worker.live_kv",
         "memory.limit",
         "memory.working",
         "limits.max_body",

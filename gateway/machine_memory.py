@@ -3,7 +3,7 @@
 import psutil
 
 from gateway.config import Settings
-from gateway.residency import WORKING_SHARE, MemoryTerms
+from gateway.residency import LIVE_KV_SHARE, WORKING_SHARE, MemoryTerms
 from protocol.ids import ModelName
 
 
@@ -13,9 +13,13 @@ def memory_terms(settings: Settings) -> MemoryTerms:
     limit_bytes = memory.limit_bytes
     if limit_bytes is None:
         limit_bytes = psutil.virtual_memory().total * 3 // 4
+    live_kv_bytes = settings.worker.live_kv_bytes
+    if live_kv_bytes is None:
+        live_kv_bytes = int(LIVE_KV_SHARE * limit_bytes)
     return MemoryTerms(
         limit_bytes=limit_bytes,
         hot_cache_bytes=settings.worker.hot_cache_bytes,
+        live_kv_bytes=live_kv_bytes,
         working_bytes=memory.working_bytes,
         working_share=WORKING_SHARE,
         pinned=frozenset(ModelName(name) for name in memory.pinned),

@@ -26,7 +26,7 @@ class Known(Protocol):
 
 
 class PlannedModel(Struct, frozen=True, kw_only=True):
-    """One model. Of `need_bytes` the three parts follow; `memory_bytes` is what its process holds, where it has one.
+    """One model. Of `need_bytes` the four parts follow; `memory_bytes` is what its process holds, where it has one.
 
     `after` are those that have to leave, or to finish, before it can load; `reason` says why it never can.
     """
@@ -36,6 +36,7 @@ class PlannedModel(Struct, frozen=True, kw_only=True):
     need_bytes: int
     weight_bytes: int
     hot_cache_bytes: int
+    live_kv_bytes: int
     working_bytes: int
     memory_bytes: int | None
     pinned: bool
@@ -104,6 +105,7 @@ def _planned(
         need_bytes=need.total_bytes,
         weight_bytes=need.weight_bytes,
         hot_cache_bytes=need.hot_cache_bytes,
+        live_kv_bytes=need.live_kv_bytes,
         working_bytes=need.working_bytes,
         memory_bytes=status.memory_bytes if status is not None else None,
         pinned=entry.name in terms.pinned,

@@ -29,13 +29,14 @@ def show_plan(
         return
     limit = "no limit" if plan.limit_bytes is None else size_text(plan.limit_bytes)
     console().print(f"memory for models: {limit}, {size_text(plan.reserved_bytes)} of it reserved")
-    rows = table("model", "needs", "weights", "prefixes", "working", "holds", "now")
+    rows = table("model", "needs", "weights", "prefixes", "live KV", "scratch", "holds", "now")
     for model in plan.models:
         rows.add_row(
             Text(model.id),
             size_text(model.need_bytes),
             size_text(model.weight_bytes),
             size_text(model.hot_cache_bytes),
+            size_text(model.live_kv_bytes),
             size_text(model.working_bytes),
             "-" if model.memory_bytes is None else size_text(model.memory_bytes),
             Text(_now(model)),
@@ -53,6 +54,6 @@ def _now(model: PlannedModel) -> str:
         case "fits_after":
             return f"fits when {', '.join(model.after)} has left"
         case "never_fits":
-            return "never fits: raise [memory] limit, lower hot_cache, or take a smaller quantization"
+            return "never fits: raise [memory] limit, lower hot_cache or live_kv, or take a smaller quantization"
         case _:
             assert_never(model.verdict)

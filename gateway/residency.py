@@ -1,7 +1,8 @@
 """Which models may be in memory: one ledger for the machine, and what has to leave before another comes. Decides only.
 
-A model is counted with its weights, the most that its prefixes may take, and working memory for what runs. It is
-reserved before its load starts, so two loads can never race for the same bytes, and until its process has ended.
+A model is counted with its weights, the most that its prefixes may take, the most that the KV of what runs may take,
+and scratch; workers keep to these budgets. All is reserved before its load starts, so two loads can never race for the
+same bytes, and until its process has ended.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,9 @@ from protocol.failures import Failure, FailureKind
 from protocol.ids import ModelName
 from protocol.model_kind import ModelKind
 
+LIVE_KV_SHARE = 0.125
+"""Of what all models may have, the part that each may take for live KV where the settings do not say."""
+
 WORKING_SHARE = 0.05
 """Of a model's weights, counted as working memory beside the fixed part: activations grow with the model."""
 
@@ -22,12 +26,14 @@ _GIB = 1024**3
 class MemoryTerms(Struct, frozen=True, kw_only=True):
     """What the ledger knows of the machine and of every worker.
 
-    `limit_bytes` None: no limit. `working_bytes` and `working_share` of the weights are for live KV and scratch.
+    `limit_bytes` None: no limit. `live_kv_bytes` are for the KV of requests that run (None: the worker has no bound
+    and nothing is counted), `working_bytes` and `working_share` of the weights for scratch.
     A model that is not `pinned` leaves after `unload_after_seconds` without work; None: only when its memory is wanted.
     """
 
     limit_bytes: int | None = None
     hot_cache_bytes: int = 0
+    live_kv_bytes: int | None = None
     working_bytes: int = 0
     working_share: float = 0.0
     pinned: frozenset[ModelName] = frozenset()
@@ -40,11 +46,12 @@ class Need(Struct, frozen=True, kw_only=True):
 
     weight_bytes: int
     hot_cache_bytes: int
+    live_kv_bytes: int
     working_bytes: int
 
     @property
     def total_bytes(self) -> int:
-        return self.weight_bytes + self.hot_cache_bytes + self.working_bytes
+        return self.weight_bytes + self.hot_cache_bytes + self.live_kv_bytes + self.working_bytes
 
 
 class Resident(Struct, frozen=True, kw_only=True):
@@ -81,10 +88,11 @@ Verdict = Fits | FitsAfter | NeverFits
 
 
 def need_of(weight_bytes: int, terms: MemoryTerms, kind: ModelKind = "generation") -> Need:
-    """What a model of so many bytes of weights is counted with. One that embeds or reranks keeps no prefixes."""
+    """What a model of so many bytes of weights is counted with. One that embeds or reranks has no KV."""
     return Need(
         weight_bytes=weight_bytes,
         hot_cache_bytes=terms.hot_cache_bytes if kind == "generation" else 0,
+        live_kv_bytes=(terms.live_kv_bytes or 0) if kind == "generation" else 0,
         working_bytes=terms.working_bytes + int(terms.working_share * weight_bytes),
     )
 
@@ -144,7 +152,8 @@ def _never(model: ModelName, need_bytes: int, pinned_bytes: int, limit_bytes: in
     return Failure(
         kind=FailureKind.INVALID_REQUEST,
         message=f"model {model} never fits: it needs {_gib(need_bytes)} and models may have {_gib(limit_bytes)} "
-        f"here{beside}; use a smaller model or quantization, or ask the operator to change [memory] or hot_cache",
+        f"here{beside}; use a smaller model or quantization, or ask the operator to change [memory], hot_cache or "
+        "live_kv",
         param="model",
     )
 

@@ -106,6 +106,7 @@ class WorkerProcesses:
                 max_rows=settings.max_rows,
                 context_tokens=settings.context_tokens,
                 hot_cache_bytes=worker.hot_cache_bytes,
+                live_kv_bytes=settings.fleet.memory.live_kv_bytes,
                 persist=settings.persist,
                 prefill_slice_seconds=settings.prefill_slice_seconds,
                 log_level=settings.log_level,

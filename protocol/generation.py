@@ -382,7 +382,7 @@ class Usage(Struct, frozen=True, kw_only=True):
 
 class Timings(Struct, frozen=True, kw_only=True):
     """Where the time went, by the worker's monotonic clock. `held_seconds` of it were spent giving way, mostly to
-    `held_by` (see Waiting)."""
+    `held_by` (see Waiting). `preemptions` counts how often it gave up its KV to others and went on later."""
 
     queue_seconds: float
     prefill_seconds: float
@@ -390,6 +390,7 @@ class Timings(Struct, frozen=True, kw_only=True):
     prefill_slices: int
     held_seconds: float = 0.0
     held_by: str = ""
+    preemptions: int = 0
 
 
 class CacheReport(Struct, frozen=True, kw_only=True):
@@ -491,7 +492,8 @@ class PinnedPrefix(Struct, frozen=True, kw_only=True):
 class Pong(Struct, frozen=True, kw_only=True, tag=True):
     """The step loop's own answer, with its books.
 
-    `steps` counts engine steps since start. `misses` counts why prefix blocks were not used, by reason.
+    `steps` counts engine steps since start. `misses` counts why prefix blocks were not used, by reason. The KV of rows
+    takes `live_kv_bytes` and may take `live_kv_budget_bytes` (None: no bound); `preemptions` counts since start.
     """
 
     nonce: int
@@ -506,6 +508,9 @@ class Pong(Struct, frozen=True, kw_only=True, tag=True):
     read_bytes_per_second: float = 0.0
     misses: dict[str, int] = {}
     pins: tuple[PinnedPrefix, ...] = ()
+    live_kv_bytes: int = 0
+    live_kv_budget_bytes: int | None = None
+    preemptions: int = 0
 
 
 class LastWords(Struct, frozen=True, kw_only=True, tag=True):

@@ -18,7 +18,8 @@ NeighbourPolicy = Literal["fair", "ignore"]
 
 
 class WorkerLaunch(Struct, frozen=True, kw_only=True):
-    """Everything one worker needs to know. Byte budgets are this worker's own."""
+    """Everything one worker needs to know. Byte budgets are this worker's own; `live_kv_bytes` is that
+    of rows' KV, None for no bound."""
 
     model: ModelName
     model_path: str
@@ -27,6 +28,7 @@ class WorkerLaunch(Struct, frozen=True, kw_only=True):
     max_rows: int = 16
     context_tokens: int | None = None
     hot_cache_bytes: int = 2 * 1024**3
+    live_kv_bytes: int | None = None
     persist: PersistPolicy = "second-touch"
     prefill_slice_seconds: float = 0.2
     neighbours: NeighbourPolicy = "fair"

@@ -52,6 +52,7 @@ from worker.detokenizer import detokenizer_maker
 from worker.embedding.folder import model_kind
 from worker.embedding.serving import WorkerHands, embed_until_drained
 from worker.embedding.text_plane import EmbeddingTextPlane
+from worker.live_kv import KVFootprint, LiveKV
 from worker.log import configure_logging
 from worker.loop import StepLoop
 from worker.model_unusable import ModelUnusable, unusable_if_unloadable
@@ -231,6 +232,7 @@ class Worker:
             scheduler=Scheduler(
                 SchedulerSettings(
                     max_rows=max_rows,
+                    live_kv=LiveKV(footprint=engine.kv_footprint, budget_bytes=launch.live_kv_bytes),
                     slices="mixed" if engine.mixes else "apart",
                     slice_seconds=launch.prefill_slice_seconds,
                 )
@@ -244,7 +246,8 @@ class Worker:
             device=device,
         )
         compiler = GrammarCompiler(wrapped, engine.vocabulary_size, tokenizer.eos_token_ids)
-        text_plane.weights_loaded(LoadedWeights(engine.vocabulary_size, loaded.fingerprint, compiler))
+        row_tokens = self._row_tokens(engine.kv_footprint, context)
+        text_plane.weights_loaded(LoadedWeights(engine.vocabulary_size, loaded.fingerprint, compiler, row_tokens))
         cold.start()
         self._send(
             Ready(
@@ -273,6 +276,17 @@ class Worker:
     def _context_tokens(self, of_model: int | None) -> int:
         limits = [limit for limit in (self._launch.context_tokens, of_model) if limit is not None]
         return min(limits, default=32_768)
+
+    def _row_tokens(self, footprint: KVFootprint, context_tokens: int) -> int | None:
+        """How many tokens one row may have at most by its memory, where that is less than by the model."""
+        budget_bytes = self._launch.live_kv_bytes
+        if budget_bytes is None:
+            return None
+        most = footprint.most_tokens(budget_bytes, context_tokens)
+        if most < context_tokens:
+            log.warning("context_is_bounded_by_memory", row_tokens=most, context=context_tokens, advice="raise live_kv")
+            return most
+        return None
 
     def _open_text_plane(self, text_plane: TextPlane | EmbeddingTextPlane) -> None:
         """Questions to the tokenizer are answered from now on."""

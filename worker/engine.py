@@ -23,7 +23,7 @@ class Engine(Protocol[Payload]):
     """Owned by the step thread. Any exception out of it means its state is unknown: the worker must end."""
 
     def open(self, prepared: Prepared, uses: Sequence[BlockUse[Payload]]) -> None:
-        """Make a row's KV cache, holding the tokens of `uses`."""
+        """Make a row's KV cache, holding the tokens of `uses`. A row that drew before goes on where it was."""
         ...
 
     def prefill(self, request_id: RequestId, tokens: int) -> None:
@@ -79,6 +79,11 @@ class Engine(Protocol[Payload]):
 
     def drop(self, request_ids: Sequence[RequestId]) -> None:
         """These rows ended. Unknown ids are fine."""
+        ...
+
+    @property
+    def live_kv_bytes(self) -> int:
+        """Memory that rows' caches take, in bytes."""
         ...
 
     @property

@@ -41,8 +41,8 @@ from worker.neighbours import Alone, DeviceSharing, Hold, Load
 from worker.output import StopStrings
 from worker.prefix_cache import PrefixCache
 from worker.row_answer import RowAnswer
-from worker.scheduler import Decode, Idle, Join, Mixed, Open, Park, Prefill, Scheduler, Step
-from worker.sequence import BooksDoNotAddUp, Lane, Prepared, Sequence, lane_of, timings
+from worker.scheduler import Decode, Idle, Join, Mixed, Open, Park, Preempt, Prefill, Scheduler, Step
+from worker.sequence import BooksDoNotAddUp, Lane, Prepared, Sequence, lane_of, resumed, timings
 from worker.warming import STORE_SECONDS, Warming, WarmingPrefixes
 
 Payload = TypeVar("Payload")
@@ -194,6 +194,7 @@ class StepLoop(Generic[Payload]):
             Sequence(
                 request_id=request_id,
                 prompt_tokens=len(prepared.token_ids),
+                max_tokens=0 if prepared.warm is not None else prepared.max_tokens,
                 arrived=prepared.arrived,
                 blocks_deadline=self._clock() + FETCH_DEADLINE_SECONDS if waits else None,
                 boundaries=prepared.boundaries if self._engine.keeps_states else (),
@@ -238,6 +239,9 @@ class StepLoop(Generic[Payload]):
             hot_cache_bytes=self._cache.size_bytes,
             hot_cache_blocks=self._cache.block_count,
             hot_cache_budget_bytes=self._cache.budget_bytes,
+            live_kv_bytes=self._engine.live_kv_bytes,
+            live_kv_budget_bytes=self._scheduler.live_kv_budget_bytes,
+            preemptions=self._scheduler.preemptions,
             prefill_tokens_per_second=self._scheduler.rate_tokens_per_second,
             read_bytes_per_second=self._cache.read_bytes_per_second,
             pins=self._cache.pins(self._clock()),
@@ -270,6 +274,11 @@ class StepLoop(Generic[Payload]):
                 if request_id in self._rows:
                     self._engine.park(request_id)
                     self._scheduler.parked(request_id, self._clock())
+            case Preempt(request_id=request_id):
+                self._read()
+                # What was read may have ended a row, and with it the need.
+                if self._scheduler.next_step(self._clock()) == step:
+                    self._preempt(request_id)
             case Decode():
                 drawn = self._engine.decode()
                 self._steps += 1
@@ -332,16 +341,28 @@ class StepLoop(Generic[Payload]):
         row = self._rows[request_id]
         if self._sequence(request_id).blocks_deadline is not None:
             self._cache.gave_up_waiting(request_id)
-        match, row.report = self._cache.use(row.prepared)
+        match, report = self._cache.use(row.prepared)
         self._engine.open(row.prepared, match.uses)
-        row.is_open = True
-        row.touched = match.touched
-        row.kept_until = match.whole_blocks * BLOCK_TOKENS
         sequence = self._sequence(request_id)
+        if not sequence.preemptions:  # else it finds what it made itself, mostly: no news to its client nor to the disk
+            row.report, row.touched = report, match.touched
+        row.is_open = True
+        row.kept_until = match.whole_blocks * BLOCK_TOKENS
         self._scheduler.opened(request_id, match.tokens, self._clock())
         self._report_prefill(sequence)
         if sequence.prefill_left == 0:
             self._prompt_done(row, sequence)
+
+    def _preempt(self, request_id: RequestId) -> None:
+        """Nothing of it is unread. It goes on as if it had been asked with all its tokens."""
+        row = self._rows[request_id]
+        self._keep_all(row)
+        row.prepared = resumed(row.prepared, self._engine.token_ids(request_id), row.drawn)
+        row.is_open = False
+        self._engine.drop([request_id])
+        self._scheduler.preempted(request_id)
+        if self._cache.prefetch(row.prepared, self._scheduler.rate_tokens_per_second):
+            self._sequence(request_id).blocks_deadline = self._clock() + FETCH_DEADLINE_SECONDS
 
     def _prefill(self, step: Prefill) -> None:
         row, sequence = self._rows[step.request_id], self._sequence(step.request_id)
@@ -418,6 +439,7 @@ class StepLoop(Generic[Payload]):
         row = self._rows[token.request_id]
         request = row.prepared.request
         row.drawn += 1
+        self._scheduler.drew(token.request_id)
         row.answer.drew()
         is_end = token.token_id in self._end_token_ids and request.ignore_end == "no"
         if is_end or token.token_id in request.stop_token_ids:
@@ -450,10 +472,7 @@ class StepLoop(Generic[Payload]):
         sequence = self._sequence(request_id)
         for event in row.answer.finish(text, end):
             self._send(event)
-        held = self._engine.tokens_held(request_id)
-        self._keep(row, held)
-        if self._engine.keeps_states:
-            self._keep_state(row, held)
+        self._keep_all(row)
         self._send(
             Finished(
                 request_id=request_id,
@@ -486,6 +505,13 @@ class StepLoop(Generic[Payload]):
             row.prepared, token_ids, row.kept_until, lambda a, b: self._engine.cut(request_id, a, b), end=end
         )
 
+    def _keep_all(self, row: _Row) -> None:
+        """Of whatever it holds."""
+        held = self._engine.tokens_held(row.prepared.request_id)
+        self._keep(row, held)
+        if self._engine.keeps_states:
+            self._keep_state(row, held)
+
     def _keep_state(self, row: _Row, position: int) -> None:
         if not self._cache.is_on:
             return
@@ -498,6 +524,8 @@ class StepLoop(Generic[Payload]):
 
     def _report_prefill(self, sequence: Sequence) -> None:
         self._rows[sequence.request_id].told = None  # what it was told before is over
+        if sequence.drawn:  # its answer has begun: that it was preempted is nothing to its client
+            return
         self._send(
             Prefilling(
                 request_id=sequence.request_id,

@@ -7,7 +7,7 @@ read, so the host's work (text, stops, sockets) runs beside the device's.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from worker import mlx_packed
 from worker.detokenizer import token_bytes
 from worker.engine import Drawn
 from worker.mlx_blocks import KVArrays, KVLayout, block_bytes
+from worker.mlx_footprint import footprint_of
 from worker.mlx_masks import allowed_tokens
 from worker.mlx_model import LoadedModel
 from worker.mlx_sampling import BatchSampler
@@ -104,15 +105,21 @@ class MlxEngine:
         return mx.get_active_memory()
 
     @property
+    def live_kv_bytes(self) -> int:
+        alone = [cache for row in self._alone.values() for cache in row.caches]
+        return sum(cache.nbytes for cache in (*alone, *self._caches))
+
+    @property
     def vocabulary_size(self) -> int:
         """Width of the logits."""
         return self._vocabulary_size
 
     def open(self, prepared: Prepared, uses: Sequence[BlockUse[KVArrays]]) -> None:
         row = Row(prepared=prepared, token_ids=list(prepared.token_ids), caches=make_prompt_cache(self._model))
+        row.drawn = prepared.drawn_tokens
         if uses and self._layout is not None:
             flat = leaves(row.caches)
-            self._layout.fill(flat, uses, len(row.token_ids) + min(prepared.max_tokens, 256))
+            self._layout.fill(flat, uses, len(row.token_ids))
             if self._shape.stateful:
                 last = uses[-1]
                 resume(flat, self._shape, last.block.states[last.tokens].payload)
@@ -153,7 +160,7 @@ class MlxEngine:
         first_input = mx.array([row.token_ids[-1]], mx.uint32)
         if self._sampler is None:
             self._sampler = BatchSampler(self._vocabulary_size)
-        prompt_tokens = len(row.prepared.token_ids)
+        prompt_tokens = len(row.prepared.token_ids) - row.prepared.drawn_tokens
         self._sampler.join(row.prepared.request.sampling, row.token_ids[:prompt_tokens], row.token_ids[prompt_tokens:])
         if not self._is_batchable:
             self._caches = caches
@@ -305,6 +312,8 @@ class MlxEngine:
             self._logprobs = tuple(part[index] for part in self._logprobs)
         for cache in self._caches:
             cache.filter(index)
+        # At once, or the KV of those that left would stay until the next step is computed.
+        mx.eval([cache.state for cache in self._caches])
 
     @property
     def _written(self) -> int:
@@ -350,6 +359,7 @@ class MlxEngine:
             mx.eval(logits, [cache.state for cache in caches])
         self._vocabulary_size = logits.shape[-1]
         self._layout = KVLayout.of(leaves(caches), self._shape.cut)
+        footprint = footprint_of(leaves(caches))
         if self._is_batchable:
             try:
                 batch = [type(cache).merge([cache, cache]) for cache in caches]
@@ -358,6 +368,7 @@ class MlxEngine:
                 # A family nobody has listed yet: one row at a time is slower, and right.
                 log.warning("rows_are_not_batched", error=type(why).__name__, reason=str(why)[:200])
                 self._is_batchable = False
+        self.kv_footprint = replace(footprint, rows="padded" if self._is_batchable else "apart")
         mx.clear_cache()
 
     def _find_mixing_fault(self) -> str:

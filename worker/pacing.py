@@ -16,21 +16,23 @@ add up to about one: half for the rows is twice the wait for the prompt. Rows ge
 longest gap, whichever is more; the prompt gets the rest.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from protocol.ids import BLOCK_TOKENS
 from worker.cost_model import CostModel
+from worker.live_kv import LiveKV
 from worker.sequence import Lane, Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerSettings:
-    """`slice_seconds` is the gap between two tokens that a slice may make; `_GAPS` says how classes differ.
-    `idle_slice_seconds` bounds a slice that delays nobody, and so how long a cancel can wait. `slices` says whether the
-    engine can run a slice and a decode step in one pass."""
+    """`slice_seconds` is the gap between two tokens that a slice may make; `_GAPS` says how classes differ. `live_kv`
+    bounds the memory that rows may have together. `idle_slice_seconds` bounds a slice that delays nobody, and so how
+    long a cancel can wait. `slices` says whether the engine can run a slice and a decode step in one pass."""
 
     max_rows: int
+    live_kv: LiveKV = field(default_factory=LiveKV)
     max_prefills: int = 4
     slices: Literal["apart", "mixed"] = "apart"
     slice_seconds: float = 0.2

@@ -162,18 +162,31 @@ def _message_spans(text: str, messages: Sequence[ChatMessage]) -> list[tuple[int
     return spans
 
 
-def resolve_max_tokens(request: Generate, prompt_tokens: int, context_tokens: int) -> int:
-    """How many tokens the row may draw: what was asked, clipped to the context left. Raises PromptRefused."""
+def resolve_max_tokens(
+    request: Generate, prompt_tokens: int, context_tokens: int, row_tokens: int | None = None
+) -> int:
+    """How many tokens the row may draw: what was asked, clipped to the context left, and to the `row_tokens` whose KV
+    there is memory for. Raises PromptRefused."""
+    param = "messages" if isinstance(request.prompt, ChatPrompt) else "prompt"
     if prompt_tokens >= context_tokens:
         raise PromptRefused(
             Failure(
                 kind=FailureKind.CONTEXT_LENGTH_EXCEEDED,
                 message=f"the prompt has {prompt_tokens} tokens and this model's context is {context_tokens}; "
                 "shorten the prompt",
-                param="messages" if isinstance(request.prompt, ChatPrompt) else "prompt",
+                param=param,
             )
         )
-    left = context_tokens - prompt_tokens
+    if row_tokens is not None and prompt_tokens >= row_tokens:
+        raise PromptRefused(
+            Failure(
+                kind=FailureKind.CONTEXT_LENGTH_EXCEEDED,
+                message=f"the prompt has {prompt_tokens} tokens and there is memory for {row_tokens} of one request, "
+                "prompt and answer together; shorten the prompt, or ask the operator to raise [worker] live_kv",
+                param=param,
+            )
+        )
+    left = min(context_tokens, context_tokens if row_tokens is None else row_tokens) - prompt_tokens
     return left if request.max_tokens is None else min(request.max_tokens, left)
 
 

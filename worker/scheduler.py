@@ -15,8 +15,12 @@ Who goes next, in the order it is asked:
 5. **A prefix is computed once.** A prompt that has not started, and shares more with one in prefill than was hot, gives
    its turn to that one.
 
+6. **Memory.** Before all that: when the rows' KV outgrows its budget, or a higher class has no room, `live_kv` says who
+   is *preempted*. He gives up his KV, waits again, and goes on from where he was; what the prefix cache kept of it need
+   not be computed again.
+
 A prompt can run a slice when its blocks from disk came (or their deadline passed), and it has started or may: a row
-will be free for it, and fewer than `max_prefills` prompts of its lane are in prefill.
+will be free for it, fewer than `max_prefills` prompts of its lane are in prefill, and its KV has room.
 
 A slice is bounded by *time*, as `pacing` says. Where the engine can, and where it was measured to be no slower, a slice
 beside decoding rows is *mixed*: the same pass gives each row its next token.
@@ -26,10 +30,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from protocol.ids import BLOCK_TOKENS, RequestId
-from worker import pacing
+from worker import live_kv, pacing
 from worker.cost_model import CostModel
 from worker.pacing import SchedulerSettings
-from worker.sequence import BooksDoNotAddUp, Lane, Sequence, shared_tokens
+from worker.sequence import MEMORY, BooksDoNotAddUp, Lane, Sequence, shared_tokens
 from worker.tenants import TenantBooks
 
 
@@ -73,6 +77,13 @@ class Park:
 
 
 @dataclass(frozen=True)
+class Preempt:
+    """Take this row's KV, keeping it in the prefix cache: it waits, and is opened again with all its tokens."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True)
 class Decode:
     """Run one decode step of all rows."""
 
@@ -84,7 +95,7 @@ class Idle:
     until: float | None = None
 
 
-Step = Open | Prefill | Mixed | Join | Park | Decode | Idle
+Step = Open | Prefill | Mixed | Join | Park | Preempt | Decode | Idle
 
 _TOLD_AFTER_SECONDS = 2.0
 """A prompt that has begun and then waits for so long is told why: slices of others may be a second each."""
@@ -115,6 +126,7 @@ class Scheduler:
         self._let_by = dict.fromkeys(Lane, 0)
         self._rows_elsewhere: Lane | None = None
         self._slices_held_by = ""
+        self.preemptions = 0
 
     # --- books -----------------------------------------------------------------------------------------------------
 
@@ -156,10 +168,22 @@ class Scheduler:
     def sequences(self) -> list[Sequence]:
         return [*self._waiting.values(), *self._parked.values(), *self._decoding.values()]
 
+    @property
+    def live_kv_budget_bytes(self) -> int | None:
+        """How much the KV of all rows may take."""
+        return self._settings.live_kv.budget_bytes
+
+    def _live(self) -> list[Sequence]:
+        """All that have KV."""
+        started = (s for s in self._waiting.values() if s.has_started)
+        return [*self._decoding.values(), *self._parked.values(), *started]
+
     # --- what comes next -------------------------------------------------------------------------------------------
 
     def next_step(self, now: float) -> Step:
         """The first rule that has something to do says what. Asking changes nothing."""
+        if victim := self._settings.live_kv.victim(self._live()):  # rule 6
+            return Preempt(victim.request_id)
         if change := self._row_change(now):  # rule 1
             return change
         ready = [s for s in self._ready(now) if not self._is_owed(s.lane)]  # rule 2
@@ -209,11 +233,21 @@ class Scheduler:
     def _ready(self, now: float) -> list[Sequence]:
         """The prompts that can run a slice."""
         openable = {lane for lane in {s.lane for s in self._waiting.values()} if self._may_open(lane)}
-        return [
+        ready = [
             s
             for s in self._waiting.values()
             if (s.has_started or s.lane in openable) and (s.blocks_deadline is None or s.blocks_deadline <= now)
         ]
+        shut_out = self._shut_out([s for s in ready if not s.has_started])
+        return [s for s in ready if s.request_id not in shut_out]
+
+    def _shut_out(self, candidates: list[Sequence]) -> set[RequestId]:
+        """For whose KV there is no room. While somebody is overdue, that is everybody else."""
+        if self._settings.live_kv.budget_bytes is None:
+            return set()
+        first = live_kv.overdue(candidates)
+        entries = self._settings.live_kv.entries(candidates if first is None else [first], self._live())
+        return {s.request_id for s in candidates if entries.get(s.request_id, "none") == "none"}
 
     def _may_open(self, lane: Lane) -> bool:
         """Whether one more prompt of this lane may start."""
@@ -229,13 +263,14 @@ class Scheduler:
         holders = (*self._decoding.values(), *self._parked.values(), *started)
         return sum(s.lane <= last for s in holders) >= self._settings.max_rows
 
-    def _slice_of(self, ready: list[Sequence]) -> Open | Prefill | Mixed:
+    def _slice_of(self, ready: list[Sequence]) -> Open | Preempt | Prefill | Mixed:
         """Lane, then prompt, then whoever already computes what this prompt shares with it."""
         lane = self._lane_of_next(s.lane for s in ready)
         sequence = self._prompt_of_next([s for s in ready if s.lane is lane])
         sequence = self._leader_of(sequence) or sequence
         if not sequence.has_started:
-            return Open(sequence.request_id)
+            victim = self._settings.live_kv.gives_way(sequence, self._live())
+            return Open(sequence.request_id) if victim is None else Preempt(victim.request_id)
         if self._is_mixing:
             return Mixed(sequence.request_id, self._mixed_tokens(sequence, lane), lane)
         tokens = pacing.slice_tokens(self._settings, self.costs, sequence, self._slice_seconds(lane))
@@ -331,10 +366,15 @@ class Scheduler:
         self._count_held(seconds, None)
 
     def opened(self, request_id: RequestId, cached_tokens: int, now: float) -> None:
-        """Its KV cache exists and holds `cached_tokens` of its prompt."""
+        """Its KV cache exists and holds `cached_tokens` of its prompt (and of what it drew before it was preempted)."""
         sequence = self._waiting[request_id]
-        sequence.prefill_started = sequence.advanced_at = now
-        sequence.prefilled = sequence.cached = cached_tokens
+        sequence.is_open = True
+        sequence.memory_held_before = sequence.held.get(MEMORY, 0.0)
+        sequence.advanced_at = now
+        sequence.prefilled = cached_tokens
+        if sequence.prefill_started is None:
+            sequence.prefill_started = now
+            sequence.cached = cached_tokens
         self._prompt_may_be_done(sequence, now)
 
     def prefilled(self, step: Prefill, seconds: float, now: float) -> None:
@@ -387,6 +427,25 @@ class Scheduler:
         self._parked[request_id] = sequence
         self._forgive()
 
+    def preempted(self, request_id: RequestId) -> None:
+        """It has no KV any more, and waits."""
+        if (sequence := self._waiting.get(request_id)) is not None:
+            sequence.furthest = max(sequence.furthest, sequence.prefilled)
+        else:
+            sequence = self._parked.pop(request_id, None) or self._decoding.pop(request_id)
+            sequence.furthest = sequence.tokens - 1
+        sequence.replayed = sequence.drawn
+        sequence.prefilled = 0
+        sequence.is_open = False
+        sequence.preemptions += 1
+        self.preemptions += 1
+        self._waiting[request_id] = sequence
+        self._forgive()
+
+    def drew(self, request_id: RequestId) -> None:
+        """A row has a token more."""
+        self._decoding[request_id].drawn += 1
+
     def decoded(self, seconds: float, rows: int, *, steps: int = 1) -> None:
         """Rows had `seconds` of the device; in each of `steps` steps, `rows` of them drew a token."""
         if rows:  # else the time is that of a launch only
@@ -435,6 +494,8 @@ class Scheduler:
             "a sequence is in one place": len(places) == len(set(places)),
             "decoding or parked means prefilled": all(s.prefill_left == 0 for s in done),
             "waiting means that some of the prompt is left": all(s.prefill_left >= 0 for s in self._waiting.values()),
+            "what waits without KV has none": all(s.prefilled == 0 for s in self._waiting.values() if not s.is_open),
+            "live KV keeps to its budget": self._settings.live_kv.holds(self._live()),
             "few prompts in prefill": all(in_prefill.count(lane) <= self._settings.max_prefills for lane in Lane),
         }
         if broken := [law for law, holds in laws.items() if not holds]:
@@ -489,12 +550,15 @@ class Scheduler:
         """What each sequence that waits or is parked waits for; empty for those whose turn has not come."""
         top = min((s.lane for s in (*self._waiting.values(), *self._decoding.values())), default=Lane.WARM)
         full = {lane for lane in Lane if self._rows_are_taken(lane)}
+        shut_out = self._shut_out([s for s in self._waiting.values() if not s.has_started and s.lane not in full])
         holders: dict[RequestId, str] = {}
         for name, sequence in self._waiting.items():
             if sequence.blocks_deadline is not None:
                 holders[name] = "disk"
             elif not sequence.has_started and sequence.lane in full:
                 holders[name] = "rows"
+            elif name in shut_out:
+                holders[name] = MEMORY
             else:
                 holders[name] = "higher_class" if top < sequence.lane else self._slices_held_by
         parked_by = "rows" if len(self._decoding) >= self._settings.max_rows else "higher_class"

@@ -1,11 +1,13 @@
 """One request's progress through the engine. Arithmetic as properties, so the scheduler reads as prose."""
 
 import enum
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from protocol.generation import Generate, Timings, Warm
 from protocol.ids import GRAIN_TOKENS, Grain, RequestId
+from worker import hashing
 from worker.answers.plan import AnswerPlan
 from worker.hashing import Root
 
@@ -35,6 +37,7 @@ class Prepared:
     GRAIN_TOKENS. `warm` is set when the request only fills the cache; `request` then draws nothing.
     `max_tokens` is resolved: never beyond the context. `arrived` is on the worker's monotonic clock, in seconds.
     `matcher` is this row's own; without one it may say anything. `answer` says how its text is to be read.
+    The last `drawn_tokens` of `token_ids` are no prompt: the row drew them before it was preempted.
     """
 
     request: Generate
@@ -48,10 +51,22 @@ class Prepared:
     warm: Warm | None = None
     matcher: Matcher | None = None
     answer: AnswerPlan = field(default_factory=AnswerPlan)
+    drawn_tokens: int = 0
 
     @property
     def request_id(self) -> RequestId:
         return self.request.request_id
+
+
+def resumed(prepared: Prepared, token_ids: Iterable[int], drawn_tokens: int) -> Prepared:
+    """The same request after it drew `drawn_tokens`, the last of `token_ids`: to be opened anew and to go on."""
+    tokens = tuple(token_ids)
+    return replace(
+        prepared,
+        token_ids=tokens,
+        drawn_tokens=drawn_tokens,
+        grains=hashing.grains(prepared.root.secret, prepared.root.digest, tokens),
+    )
 
 
 class Lane(enum.IntEnum):
@@ -61,6 +76,10 @@ class Lane(enum.IntEnum):
     STANDARD = 1
     BATCH = 2
     WARM = 3
+
+
+MEMORY = "memory"
+"""Held by it: the KV of those that live leaves no room."""
 
 
 def lane_of(prepared: Prepared) -> Lane:
@@ -76,6 +95,9 @@ class Sequence:
     `advanced_at` is when more of its prompt was done last. A sequence whose prompt is done and which takes no part in
     decode is parked; when it comes back, `steps_owed` steps are its own before it may be parked again. `held` counts
     the seconds it gave way, by reason (see `protocol.generation.Waiting`).
+
+    One that was preempted has no KV and waits again: the `replayed` tokens that it had drawn by then are as those of
+    its prompt, and `furthest` is how many tokens of both had their KV. `max_tokens` is how many it may draw in all.
     """
 
     request_id: RequestId
@@ -89,6 +111,13 @@ class Sequence:
     prefilled: int = 0
     cached: int = 0
     slices: int = 0
+    is_open: bool = False
+    max_tokens: int = 0
+    drawn: int = 0
+    replayed: int = 0
+    furthest: int = 0
+    preemptions: int = 0
+    memory_held_before: float = 0.0
     prefill_started: float | None = None
     advanced_at: float = 0.0
     decode_started: float | None = None
@@ -99,7 +128,7 @@ class Sequence:
 
     @property
     def prefill_total(self) -> int:
-        return self.prompt_tokens - 1
+        return self.prompt_tokens + self.replayed - 1
 
     @property
     def prefill_left(self) -> int:
@@ -112,7 +141,27 @@ class Sequence:
 
     @property
     def has_started(self) -> bool:
-        return self.prefill_started is not None
+        """Whether it has a KV cache."""
+        return self.is_open
+
+    @property
+    def tokens(self) -> int:
+        """Of prompt and answer so far: no more than these have their KV in its cache, once it was open."""
+        return self.prompt_tokens + self.drawn
+
+    @property
+    def most_tokens(self) -> int:
+        return self.prompt_tokens + max(self.max_tokens, self.drawn)
+
+    @property
+    def has_gone_on(self) -> bool:
+        """Whether it got further than it was when it was preempted last."""
+        return not self.preemptions or self.drawn > self.replayed or self.prefilled > self.furthest
+
+    @property
+    def memory_held_seconds(self) -> float:
+        """How long it has waited for memory since it was open last."""
+        return self.held.get(MEMORY, 0.0) - self.memory_held_before
 
     @property
     def held_seconds(self) -> float:
@@ -134,6 +183,7 @@ def timings(sequence: Sequence, now: float) -> Timings:
         prefill_slices=sequence.slices,
         held_seconds=sequence.held_seconds,
         held_by=sequence.held_by,
+        preemptions=sequence.preemptions,
     )
 
 

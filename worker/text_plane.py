@@ -29,11 +29,15 @@ from worker.tokenizing import TokenQuestions
 
 
 class LoadedWeights(NamedTuple):
-    """What a prompt's preparation must know of the weights. Without a `compiler` no answer can be constrained."""
+    """What a prompt's preparation must know of the weights. Without a `compiler` no answer can be constrained.
+
+    A row of more than `row_tokens` never fits into memory; None: there is no such bound.
+    """
 
     vocabulary_size: int
     fingerprint: str
     compiler: Compiler | None = None
+    row_tokens: int | None = None
 
 
 class TextPlane:
@@ -102,7 +106,7 @@ class TextPlane:
             raise PromptRefused(
                 Failure(kind=FailureKind.MODEL_UNAVAILABLE, message="the model is not loaded yet; send it again")
             )
-        vocabulary_size, fingerprint, compiler = self._weights
+        vocabulary_size, fingerprint, compiler, row_tokens = self._weights
         warm = asked if isinstance(asked, Warm) else None
         if isinstance(asked, Warm):
             sampling = Sampling(temperature=0.0)
@@ -129,7 +133,7 @@ class TextPlane:
             syntax=self._formats.syntax,
         )
         token_ids = prompt.token_ids
-        max_tokens = resolve_max_tokens(request, len(token_ids), self._context_tokens)
+        max_tokens = resolve_max_tokens(request, len(token_ids), self._context_tokens, row_tokens)
         answer = plan(
             self._formats,
             tools=request.prompt.tools if isinstance(request.prompt, ChatPrompt) else (),

@@ -70,13 +70,18 @@ class ScriptedEngine:
     def active_bytes(self) -> int:
         return sum(row.held for row in self.rows.values()) * BYTES_PER_TOKEN
 
+    @property
+    def live_kv_bytes(self) -> int:
+        return self.active_bytes
+
     def open(self, prepared: Prepared, uses: Sequence[BlockUse[Kv]]) -> None:
         assert prepared.request_id not in self.rows, "opened twice"
         kv = list(chain.from_iterable(use.block.payload[: use.tokens] for use in uses))
         assert tuple(kv) == prepared.token_ids[: len(kv)], "another prompt's KV"
         assert len(kv) < len(prepared.token_ids), "nothing left to compute"
         tokens = list(prepared.token_ids)
-        self.rows[prepared.request_id] = ScriptedRow(prepared, list(self._says(prepared)), tokens, len(kv), kv=kv)
+        says = list(self._says(prepared))[prepared.drawn_tokens :]
+        self.rows[prepared.request_id] = ScriptedRow(prepared, says, tokens, len(kv), kv=kv)
         self.log.append(f"open {prepared.request_id} {len(kv)}")
 
     def prefill(self, request_id: RequestId, tokens: int) -> None:

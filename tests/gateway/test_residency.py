@@ -89,8 +89,8 @@ def test_what_never_fits_says_so_with_its_numbers() -> None:
 
 def test_what_a_model_is_counted_with() -> None:
     """Weights, prefixes, and working memory that grows with the weights; an embedder keeps no prefixes."""
-    terms = MemoryTerms(hot_cache_bytes=30, working_bytes=7, working_share=0.1)
-    assert need_of(100, terms).total_bytes == 100 + 30 + 7 + 10
+    terms = MemoryTerms(hot_cache_bytes=30, live_kv_bytes=20, working_bytes=7, working_share=0.1)
+    assert need_of(100, terms).total_bytes == 100 + 30 + 20 + 7 + 10
     assert need_of(100, terms, "embedder").total_bytes == 100 + 7 + 10
 
 

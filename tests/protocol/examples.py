@@ -163,6 +163,7 @@ EXAMPLES: tuple[Struct, ...] = (
             prefill_slices=2,
             held_seconds=0.5,
             held_by="rows",
+            preemptions=1,
         ),
         cache=_REPORT,
         matched_stop="end",
@@ -196,6 +197,9 @@ EXAMPLES: tuple[Struct, ...] = (
         read_bytes_per_second=1e9,
         misses={"absent": 1},
         pins=(generation.PinnedPrefix(owner="ab", name="repo", tokens=300, size_bytes=9, expires_seconds=60.0),),
+        live_kv_bytes=8,
+        live_kv_budget_bytes=9,
+        preemptions=1,
     ),
     generation.LastWords(failure=_FAILURE),
     # worker → cachestore
