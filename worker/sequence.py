@@ -78,6 +78,9 @@ class Lane(enum.IntEnum):
     WARM = 3
 
 
+STINT_TOKENS = 32
+"""How many tokens a row that was preempted draws before it can be preempted again for a higher class."""
+
 MEMORY = "memory"
 """Held by it: the KV of those that live leaves no room."""
 
@@ -155,8 +158,8 @@ class Sequence:
 
     @property
     def has_gone_on(self) -> bool:
-        """Whether it got further than it was when it was preempted last."""
-        return not self.preemptions or self.drawn > self.replayed or self.prefilled > self.furthest
+        """Whether it got further than it was when it was preempted last, by enough to be worth it."""
+        return not self.preemptions or self.drawn >= self.replayed + STINT_TOKENS or self.prefilled > self.furthest
 
     @property
     def memory_held_seconds(self) -> float:

@@ -156,6 +156,7 @@ def test_the_example_lists_every_default(monkeypatch: pytest.MonkeyPatch):
     uncommented = re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE)
     document = tomllib.loads(uncommented)
     assert document["worker"].pop("context_tokens")
+    assert document["worker"].pop("live_kv")
     assert document["memory"].pop("limit")
     assert decided(document) == decided({}) == decided(tomllib.loads(text))
 

@@ -1,0 +1,244 @@
+"""A row that is preempted goes on as if nothing had happened: in its words, its counts, its logprobs and its stops."""
+
+import itertools
+import queue
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import pytest
+
+from protocol.generation import Delta, Drain, Finished, Ping, Pong, Prefilling, WorkerEvent
+from protocol.latency import LatencyClass
+from protocol.sampling import Sampling
+from tests.worker.parts import GREEDY, prepared
+from tests.worker.test_mlx_engine import PlainTokenizer, prompt
+from tests.worker.test_prefix_cache import RecordingDisk
+from tests.worker.tiny_models import CONFIGS, make_tiny_model
+from worker.live_kv import LiveKV
+from worker.loop import StepLoop
+from worker.mlx_engine import MlxEngine
+from worker.mlx_model import LoadedModel, load_model
+from worker.pacing import SchedulerSettings
+from worker.prefix_cache import PrefixCache
+from worker.prefix_index import PrefixIndex
+from worker.scheduler import Scheduler
+from worker.sequence import Prepared
+
+Load = Callable[[str], LoadedModel]
+PENALTIES = Sampling(temperature=0.9, seed=7, presence_penalty=0.5, frequency_penalty=0.3, repetition_penalty=1.2)
+PROMPT_TOKENS, ANSWER_TOKENS = 150, 60
+SLICE_TOKENS = 2048
+"""The longest slice: what a window may hold beyond its size until the next pass is scratch, not live KV."""
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
+    """Each family is made and loaded once."""
+
+    @cache
+    def loaded(family: str) -> LoadedModel:
+        path = make_tiny_model(family, tmp_path_factory.mktemp("models") / family)
+        return load_model(path, lambda _done, _total: None)
+
+    return loaded
+
+
+class TokenWords:
+    """Token 7 is `<7>`."""
+
+    def push(self, token_id: int) -> str:
+        return f"<{token_id}>"
+
+    def flush(self) -> str:
+        return ""
+
+
+class Inbox:
+    """Everybody at once, or one after another at set reads; a ping at the end, then drained."""
+
+    def __init__(self, arrivals: Sequence[tuple[int, Prepared]]) -> None:
+        self._arrivals = list(arrivals)
+        self._last: list[Any] = [Ping(nonce=1), Drain(deadline_seconds=0.0)]
+        self._reads = 0
+
+    def get_nowait(self) -> Any:
+        self._reads += 1
+        if self._arrivals and self._arrivals[0][0] <= self._reads:
+            return self._arrivals.pop(0)[1]
+        raise queue.Empty
+
+    def get(self, timeout: float | None = None) -> Any:
+        del timeout
+        return self._arrivals.pop(0)[1] if self._arrivals else self._last.pop(0)
+
+
+class Told(NamedTuple):
+    """What one client got."""
+
+    text: str
+    tokens: int
+    logprobs: tuple[float, ...]
+    finished: Finished
+
+
+class Watched(MlxEngine):
+    """Notes the most that rows' caches ever took."""
+
+    most_bytes = 0
+
+    def _look(self) -> None:
+        self.most_bytes = max(self.most_bytes, self.live_kv_bytes)
+
+    def prefill(self, *arguments: Any) -> None:
+        super().prefill(*arguments)
+        self._look()
+
+    def join(self, *arguments: Any) -> None:
+        super().join(*arguments)
+        self._look()
+
+    def decode(self) -> list[Any]:
+        drawn = super().decode()
+        self._look()
+        return drawn
+
+
+class Run:
+    """One loop over a real engine, to its end."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        arrivals: Sequence[tuple[int, Prepared]],
+        *,
+        row_tokens: int | None = None,
+        hot_bytes: int = 10**9,
+    ) -> None:
+        """`row_tokens`: the budget is that of two rows of so many tokens."""
+        self.engine = Watched(loaded, PlainTokenizer())
+        footprint = self.engine.kv_footprint
+        self.budget_bytes = None if row_tokens is None else 2 * footprint.row_bytes(row_tokens)
+        self.scheduler = Scheduler(
+            SchedulerSettings(
+                max_rows=4 if self.engine.is_batchable else 1,
+                slices="mixed" if self.engine.mixes else "apart",
+                live_kv=LiveKV(footprint=footprint, budget_bytes=self.budget_bytes),
+            )
+        )
+        index: PrefixIndex[Any] = PrefixIndex(hot_bytes, "states" if self.engine.keeps_states else "any_token")
+        reason = self.engine.prefix_reuse.reason
+        self.events: list[WorkerEvent] = []
+        StepLoop(
+            engine=self.engine,
+            scheduler=self.scheduler,
+            cache=PrefixCache(index, RecordingDisk(), "off", reuse_off_reason=reason),
+            make_detokenizer=TokenWords,
+            end_token_ids=frozenset(),
+            inbox=Inbox(arrivals),  # pyright: ignore[reportArgumentType]
+            send=self.events.append,
+            clock=itertools.count(1000.0, 0.001).__next__,  # time passes: costs are measured
+        ).run()
+
+    def told(self, name: str) -> Told:
+        mine = [event for event in self.events if getattr(event, "request_id", None) == name]
+        deltas = [event for event in mine if isinstance(event, Delta)]
+        finished = mine[-1]
+        assert isinstance(finished, Finished), finished
+        first = mine.index(deltas[0])
+        assert not any(isinstance(event, Prefilling) for event in mine[first:]), "a prompt again, after it was answered"
+        return Told(
+            "".join(delta.text for delta in deltas),
+            sum(delta.tokens for delta in deltas),
+            tuple(each.chosen.logprob for delta in deltas for each in delta.logprobs),
+            finished,
+        )
+
+    @property
+    def pong(self) -> Pong:
+        return next(event for event in self.events if isinstance(event, Pong))
+
+
+def crowd(sampling: Sampling = GREEDY, **more: Any) -> list[tuple[int, Prepared]]:
+    """Two batch rows, then two interactive ones that want their room."""
+    return [
+        (
+            at,
+            prepared(
+                name,
+                prompt(seed, PROMPT_TOKENS),
+                max_tokens=ANSWER_TOKENS,
+                sampling=sampling,
+                latency_class=latency_class,
+                arrived=1000.0 + seed,
+                **more,
+            ),
+        )
+        for seed, (at, name, latency_class) in enumerate(
+            [
+                (0, "b1", LatencyClass.BATCH),
+                (0, "b2", LatencyClass.BATCH),
+                (30, "i1", LatencyClass.INTERACTIVE),
+                (35, "i2", LatencyClass.INTERACTIVE),
+            ]
+        )
+    ]
+
+
+def assert_undisturbed(run: Run, alone: Run) -> None:
+    """Everybody was told what he is told when there is room for all."""
+    for name in ("b1", "b2", "i1", "i2"):
+        told, expected = run.told(name), alone.told(name)
+        assert told.text == expected.text
+        assert told.tokens == expected.tokens
+        assert told.logprobs == pytest.approx(expected.logprobs, abs=1e-3)
+        assert told.finished.reason == expected.finished.reason
+        assert told.finished.usage == expected.finished.usage
+    assert run.pong.live_kv_bytes == 0
+    assert run.pong.live_kv_budget_bytes == run.budget_bytes
+    assert run.pong.preemptions == sum(run.told(name).finished.timings.preemptions for name in ("b1", "b2", "i1", "i2"))
+
+
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_text_is_that_of_an_undisturbed_run(load: Load, family: str) -> None:
+    """Every kind of cache: two interactive rows take the room of two batch rows, which go on afterwards letter for
+    letter, from what was kept or computed anew; and the caches never take more than the budget."""
+    loaded = load(family)
+    alone = Run(loaded, crowd())
+    run = Run(loaded, crowd(), row_tokens=PROMPT_TOKENS + ANSWER_TOKENS)
+    assert_undisturbed(run, alone)
+    if run.engine.is_batchable and run.engine.kv_footprint.bytes_per_token:
+        assert run.told("b1").finished.timings.preemptions
+        assert not run.told("i1").finished.timings.preemptions
+    windows = sum(SLICE_TOKENS * window.bytes_per_token for window in run.engine.kv_footprint.windows)
+    assert run.budget_bytes is not None
+    assert run.engine.most_bytes <= run.budget_bytes + 4 * windows
+
+
+def test_draws_go_on_by_their_seed_and_counts(load: Load) -> None:
+    """Seeded draws with all penalties, and logprobs: a row's position, counts and seen tokens survive."""
+    loaded = load("llama")
+    run = Run(loaded, crowd(PENALTIES, top_logprobs=2), row_tokens=PROMPT_TOKENS + ANSWER_TOKENS)
+    assert run.pong.preemptions
+    assert len(run.told("b1").logprobs) == ANSWER_TOKENS
+    assert_undisturbed(run, Run(loaded, crowd(PENALTIES, top_logprobs=2)))
+
+
+def test_a_stop_string_across_a_preemption(load: Load) -> None:
+    """Text that a stop string holds back when its row is preempted is not lost, and a stop that ends later matches."""
+    loaded = load("llama")
+    words = Run(loaded, crowd()).told("b1").text.split("><")
+    for at in range(20, 50, 10):
+        stop = "><".join(words[at : at + 6])
+        run = Run(loaded, crowd(stop=(stop,)), row_tokens=PROMPT_TOKENS + ANSWER_TOKENS)
+        alone = Run(loaded, crowd(stop=(stop,)))
+        assert run.told("b1").text == alone.told("b1").text
+        assert run.told("b1").finished.matched_stop == alone.told("b1").finished.matched_stop == stop
+
+
+def test_without_a_hot_tier_it_is_computed_again(load: Load) -> None:
+    """Nothing was kept: the row's tokens, its own among them, are computed anew, and it says the same."""
+    loaded = load("llama")
+    run = Run(loaded, crowd(), row_tokens=PROMPT_TOKENS + ANSWER_TOKENS, hot_bytes=0)
+    assert run.pong.preemptions
+    assert_undisturbed(run, Run(loaded, crowd()))
