@@ -2,12 +2,16 @@
 
 import concurrent.futures
 import json
+import random
 from pathlib import Path
 from typing import Any
 
-from tests.fakes.http_answers import ask, ask_whole, body, open_stream
+import httpx
+
+from tests.fakes.http_answers import COMPLETIONS, ask, ask_whole, body, open_stream
 from tests.fakes.live_service import LiveService, live_service, until
 from tests.fakes.script_model import said_by
+from tests.fakes.tiny_llama import make_tiny_llama
 
 SC04 = said_by("SC04")
 ENDLESS: dict[str, Any] = {"said": "SC20", "max_tokens": 1_000_000}
@@ -115,3 +119,65 @@ def _ask_alone(service: LiveService) -> tuple[int, str]:
     with service.client() as client:
         answer = ask_whole(client, body("a", said="SC04"))
         return answer.status, answer.text
+
+
+# --- live KV ---------------------------------------------------------------------------------------------------------
+
+
+def test_eight_long_requests_of_two_classes_share_little_memory(script_model: Path, tmp_path: Path) -> None:
+    """With room for the KV of three, four batch requests run when four interactive ones come: all eight finish with the
+    text that each has alone, the batch ones gave way, and no interactive one did; the books are those of the answers."""
+    tiny = make_tiny_llama(script_model, tmp_path / "tiny")
+    prompts = [random.Random(seed).choices(range(33, 93), k=600) for seed in range(8)]
+
+    def asked(seed: int, tier: str) -> dict[str, Any]:
+        return {"model": "tiny", "prompt": prompts[seed], "max_tokens": 200, "temperature": 0, "service_tier": tier}
+
+    def ask_one(client: httpx.Client, seed: int, tier: str) -> str:
+        answer = ask_whole(client, asked(seed, tier), path=COMPLETIONS)
+        assert (answer.status, answer.completion_tokens, answer.prompt_tokens) == (200, 200, 600), answer
+        return answer.text
+
+    row_bytes = (600 + 200 + 256) * 3 * 2 * 2 * 32 * 4  # layers, keys and values, heads, their width, float32
+    with (
+        live_service({"tiny": tiny}, settings_toml=f"[worker]\nlive_kv = {3 * row_bytes}\n") as service,
+        service.client() as client,
+        concurrent.futures.ThreadPoolExecutor(8) as crowd,
+    ):
+        batch = [crowd.submit(ask_one, client, seed, "flex") for seed in range(4)]
+        until("batch rows decode", lambda: service.books("tiny").live_kv_bytes > row_bytes)
+        interactive = [crowd.submit(ask_one, client, seed, "priority") for seed in range(4, 8)]
+        most_bytes, held_by = 0, set[str]()
+        while not all(one.done() for one in (*batch, *interactive)):
+            books = service.books("tiny")
+            most_bytes = max(most_bytes, books.live_kv_bytes)
+            held_by |= {request["held_by"] for request in client.get("/v1/requests").json()["requests"]}
+        texts = [one.result() for one in (*batch, *interactive)]
+        books = service.books("tiny")
+        assert books.live_kv_budget_bytes == 3 * row_bytes
+        assert row_bytes < most_bytes <= 3 * row_bytes
+        assert books.live_kv_bytes == 0
+        assert books.preemptions > 0
+        assert "memory" in held_by
+        assert texts == [ask_one(client, seed, "default") for seed in range(8)]
+        assert service.books("tiny").preemptions == books.preemptions
+
+
+def test_a_prompt_that_never_fits_is_refused(script_model: Path) -> None:
+    """One that memory for live KV can never hold is a 400 with the numbers, and says whom to ask; a shorter one is
+    answered, as long as there is room; and the plan counts this memory as a part of its own."""
+    with live_service({"a": script_model}, settings_toml='[worker]\nlive_kv = "2MiB"\n') as service:
+        with service.client() as client:
+            refused = ask_whole(client, body("a", said="word " * 1500))
+            assert refused.status == 400
+            assert refused.error is not None
+            assert refused.error["code"] == "context_length_exceeded"
+            assert "there is memory for" in refused.error["message"]
+            assert "live_kv" in refused.error["message"]
+            cut = ask_whole(client, body("a", said="SC20", max_tokens=1_000_000))
+            assert (cut.status, cut.finish) == (200, "length")
+            assert 0 < cut.completion_tokens < 1500
+        plan = json.loads(service.command("plan", "--json").stdout)["models"][0]
+        assert plan["live_kv_bytes"] == 2 * 2**20
+        parts = ("weight_bytes", "hot_cache_bytes", "live_kv_bytes", "working_bytes")
+        assert plan["need_bytes"] == sum(plan[part] for part in parts)
