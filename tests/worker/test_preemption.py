@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from protocol.generation import Delta, Drain, Finished, Ping, Pong, Prefilling, WorkerEvent
+from protocol.ids import RequestId
 from protocol.latency import LatencyClass
 from protocol.sampling import Sampling
 from tests.worker.parts import GREEDY, prepared
@@ -90,12 +91,12 @@ class Watched(MlxEngine):
     def _look(self) -> None:
         self.most_bytes = max(self.most_bytes, self.live_kv_bytes)
 
-    def prefill(self, *arguments: Any) -> None:
-        super().prefill(*arguments)
+    def prefill(self, request_id: RequestId, tokens: int) -> None:
+        super().prefill(request_id, tokens)
         self._look()
 
-    def join(self, *arguments: Any) -> None:
-        super().join(*arguments)
+    def join(self, request_id: RequestId) -> None:
+        super().join(request_id)
         self._look()
 
     def decode(self) -> list[Any]:
