@@ -13,7 +13,7 @@ from tests.fakes.outcomes import Outcome, events_of, failed, joined_chat, joined
 from tests.fakes.same_conversation import Dialect, for_anthropic, for_openai, in_dialect
 
 Clients = Literal["all", "http"]
-_PATHS: Mapping[Dialect, str] = {
+PATHS: Mapping[Dialect, str] = {
     "chat": "/v1/chat/completions",
     "messages": "/v1/messages",
     "responses": "/v1/responses",
@@ -59,14 +59,14 @@ class EveryClient:
     # --- raw HTTP ----------------------------------------------------------------------------------------------------
 
     def _http_whole(self, dialect: Dialect, body: Mapping[str, Any]) -> Outcome:
-        answer = self.http.post(_PATHS[dialect], json=body)
+        answer = self.http.post(PATHS[dialect], json=body)
         if answer.status_code != 200:
             return failed(dialect, answer.status_code, answer.json())
         return whole(dialect, answer.json())
 
     def _http_stream(self, dialect: Dialect, body: Mapping[str, Any]) -> Outcome:
         extra = {"stream_options": {"include_usage": True}} if dialect == "chat" else {}
-        answer = self.http.post(_PATHS[dialect], json={**body, "stream": True, **extra})
+        answer = self.http.post(PATHS[dialect], json={**extra, **body, "stream": True})
         if answer.status_code != 200:
             return failed(dialect, answer.status_code, answer.json())
         assert answer.headers["content-type"].partition(";")[0] == "text/event-stream"

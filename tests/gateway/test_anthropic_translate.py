@@ -382,6 +382,20 @@ def test_a_huge_limit_is_no_mistake() -> None:
     assert generate(max_tokens=10**15).max_tokens == 2**31 - 1
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "harmless"),
+    [
+        *(("n", 2, 1), ("best_of", 3, 1), ("logprobs", True, False), ("top_logprobs", 2, None)),
+        *(("logit_bias", {"1": 2}, {}), ("stop", "x", []), ("functions", [{"name": "f"}], [])),
+        *(("function_call", "auto", None), ("response_format", {"type": "json_object"}, None)),
+    ],
+)
+def test_the_neighbouring_apis_fields_are_no_secret(name: str, value: object, harmless: object) -> None:
+    """C12: what would change the answer elsewhere is refused by its name, unless it asks for what is so anyway."""
+    assert refused(**{name: value}).param == name
+    translated(**{name: harmless})
+
+
 def test_unknown_fields_are_ignored_and_named() -> None:
     """C12: new SDKs add some weekly."""
     fields = {"container": "x", "context_management": {"edits": []}, "mcp_servers": None, "metadata": {"user_id": "u"}}
