@@ -40,7 +40,10 @@ def messages(*said: tuple[str, object]) -> dict[str, Any]:
     return {"messages": [{"role": role, "content": content} for role, content in said]}
 
 
-TOOL = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}},
+}
 OTHER = {"type": "function", "function": {"name": "get_weather"}}
 
 # what everybody refuses, written as chat has it, and what the three call the field at fault
@@ -92,7 +95,7 @@ def test_everybody_refuses(clients: EveryClient, name: str, dialect: Dialect) ->
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_c09_a_prompt_over_the_context(clients: EveryClient, dialect: Dialect) -> None:
-    """C09, B08: refused before the status line, with both numbers, in the words that this dialect's clients look for."""
+    """C09, B08: refused before the status line, with both numbers, in words that this dialect's clients look for."""
     outcome = clients.ask(dialect, chat("y" * 6000))
     assert outcome.status == 400
     assert str(CONTEXT_TOKENS) in outcome.message
