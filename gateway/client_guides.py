@@ -22,7 +22,10 @@ def guide(name: str, server: Server) -> str:
 def _launched(name: str, server: Server) -> str:
     setup = AGENTS[name](server)
     lines = [f"# mlxd launch {name} does all of this for one run.", f"# {setup.program}: {setup.install}"]
-    lines += [f"export {variable}={_shell(value)}" for variable, value in setup.environment.items()]
+    told = {name: value for name, value in setup.environment.items() if name != KEY_VARIABLE}
+    if KEY_VARIABLE in setup.environment:
+        lines.append(f"# It reads {KEY_VARIABLE} itself: export that.")
+    lines += [f"export {variable}={_shell(value)}" for variable, value in told.items()]
     for file in setup.files:
         lines += _heredoc(name, file)
     lines.append(_command(name, setup))
@@ -48,7 +51,9 @@ def _command(name: str, setup: Setup) -> str:
 
 
 def _in_home(name: str, word: str) -> str:
-    return word.replace(FILES, f"~/.mlxd/agents/{name}")
+    """In double quotes, inside of which a tilde would stay one."""
+    text = word.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$").replace("`", "\\`")
+    return f'"{text.replace(FILES, f"$HOME/.mlxd/agents/{name}")}"'
 
 
 def _openai_sdk(server: Server) -> str:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.client_guides import GUIDES, guide
-from gateway.client_setups import AGENTS, FILES, KEY, KEY_VARIABLE, Server, file_text, with_key
+from gateway.client_setups import AGENTS, FILES, KEY, KEY_VARIABLE, Server, file_text, with_files, with_key
 
 ROOT = Path(__file__).parents[2]
 SERVER = Server(url="http://studio.local:8321", model="org/some-model", context_tokens=65_536)
@@ -153,6 +153,28 @@ def test_what_cannot_be_done_is_one_line(
     assert len(done.stderr.splitlines()) == 1
     assert said in done.stderr
     assert key not in done.stderr
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_guide_can_be_pasted_into_a_shell(tmp_path: Path, name: str) -> None:
+    """It then starts the agent as launching would: the same arguments, environment and files, the key among them."""
+    setup = AGENTS[name](SERVER)
+    said = '#!/bin/sh\nprintf "%s\\n" "$#" "$@" > "$HOME/arguments"\nenv > "$HOME/environment"\n'
+    (tmp_path / setup.program).write_text(said)
+    (tmp_path / setup.program).chmod(0o700)
+    environment = {"HOME": str(tmp_path), "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", KEY_VARIABLE: SECRET}
+    done = subprocess.run(["sh", "-eu"], input=guide(name, SERVER), env=environment, text=True, check=False, timeout=30)
+    assert done.returncode == 0
+
+    directory = str(tmp_path / ".mlxd" / "agents" / name)
+    count, *arguments = (tmp_path / "arguments").read_text().splitlines()
+    assert arguments[: int(count)] == [with_files(argument, directory) for argument in setup.arguments]
+    seen = dict(pair.split("=", 1) for pair in (tmp_path / "environment").read_text().splitlines() if "=" in pair)
+    assert {name: with_key(value, SECRET) for name, value in setup.environment.items()}.items() <= seen.items()
+    for file in setup.files:
+        path = Path(directory, file.name)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert path.read_text().rstrip() == file_text(file, SECRET).rstrip()
 
 
 def test_connect_prints_no_key(tmp_path: Path, url: str) -> None:
