@@ -255,6 +255,26 @@ def _pi(server: Server) -> Setup:
     )
 
 
+def _cn(server: Server) -> Setup:
+    """Continue's agent for terminals: https://docs.continue.dev/reference; a secret is a variable, and JSON is YAML."""
+    model = {
+        "name": server.model,
+        "provider": "openai",
+        "model": server.model,
+        "apiBase": f"{server.url}/v1",
+        "apiKey": f"${{{{ secrets.{KEY_VARIABLE} }}}}",
+        "defaultCompletionOptions": {"contextLength": server.context_tokens or _CONTEXT_TOKENS_GUESSED},
+    }
+    config = {"name": "mlxd", "version": "1.0.0", "schema": "v1", "models": [model]}
+    return Setup(
+        program="cn",
+        install="npm install -g @continuedev/cli",
+        arguments=("--config", f"{FILES}/config.yaml"),
+        environment={"CONTINUE_TELEMETRY_ENABLED": "0", KEY_VARIABLE: KEY},
+        files=(PrivateFile(name="config.yaml", text=_json(config)),),
+    )
+
+
 AGENTS: Mapping[str, Callable[[Server], Setup]] = {
     "claude": _claude,
     "codex": _codex,
@@ -263,6 +283,7 @@ AGENTS: Mapping[str, Callable[[Server], Setup]] = {
     "qwen": _qwen,
     "cline": _cline,
     "pi": _pi,
+    "cn": _cn,
 }
 
 
