@@ -248,6 +248,7 @@ def log_fields(request: InFlightRequest) -> dict[str, str | int | float]:
         "prefill_slices": timings.prefill_slices,
         "held_seconds": round(timings.held_seconds, 4),
         "held_by": timings.held_by or "-",
+        "preemptions": timings.preemptions,
         "decode_seconds": round(timings.decode_seconds, 4),
         "tokens_per_second": round(rate, 2),
     }

@@ -27,6 +27,7 @@ TIMINGS = Timings(
     prefill_seconds=2.0,
     decode_seconds=4.0,
     prefill_slices=3,
+    preemptions=1,
     held_seconds=1.5,
     held_by="other_model",
 )
@@ -112,6 +113,7 @@ def test_the_log_has_the_times_and_no_text() -> None:
         "prefill_slices": 3,
         "held_seconds": 1.5,
         "held_by": "other_model",
+        "preemptions": 1,
         "decode_seconds": 4.0,
         "tokens_per_second": 2.0,
     }

@@ -135,6 +135,7 @@ async def test_a_finished_requests_line_has_its_times(runtime_directory: Path):
         "prefill_seconds",
         "prefill_slices",
         "held_seconds",
+        "preemptions",
         "held_by",
         "decode_seconds",
         "tokens_per_second",

@@ -3,6 +3,7 @@
 import itertools
 import queue
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from protocol.sampling import Sampling
 from tests.worker.parts import GREEDY, prepared
 from tests.worker.test_mlx_engine import PlainTokenizer, prompt
 from tests.worker.test_prefix_cache import RecordingDisk
-from tests.worker.tiny_models import CONFIGS, make_tiny_model
+from tests.worker.tiny_models import CONFIGS, VOCABULARY, make_tiny_model
 from worker.live_kv import LiveKV
 from worker.loop import StepLoop
 from worker.mlx_engine import MlxEngine
@@ -115,14 +116,17 @@ class Run:
         *,
         row_tokens: int | None = None,
         hot_bytes: int = 10**9,
+        slice_tokens: int = SLICE_TOKENS,
     ) -> None:
-        """`row_tokens`: the budget is that of two rows of so many tokens."""
+        """`row_tokens`: the budget is that of two rows of so many tokens, of one where rows are not batched."""
         self.engine = Watched(loaded, PlainTokenizer())
         footprint = self.engine.kv_footprint
-        self.budget_bytes = None if row_tokens is None else 2 * footprint.row_bytes(row_tokens)
+        rows = 2 if self.engine.is_batchable else 1
+        self.budget_bytes = None if row_tokens is None else rows * footprint.row_bytes(row_tokens)
         self.scheduler = Scheduler(
             SchedulerSettings(
                 max_rows=4 if self.engine.is_batchable else 1,
+                ceiling_tokens=slice_tokens,
                 slices="mixed" if self.engine.mixes else "apart",
                 live_kv=LiveKV(footprint=footprint, budget_bytes=self.budget_bytes),
             )
@@ -208,7 +212,7 @@ def test_text_is_that_of_an_undisturbed_run(load: Load, family: str) -> None:
     alone = Run(loaded, crowd())
     run = Run(loaded, crowd(), row_tokens=PROMPT_TOKENS + ANSWER_TOKENS)
     assert_undisturbed(run, alone)
-    if run.engine.is_batchable and run.engine.kv_footprint.bytes_per_token:
+    if run.engine.kv_footprint.bytes_per_token:
         assert run.told("b1").finished.timings.preemptions
         assert not run.told("i1").finished.timings.preemptions
     windows = sum(SLICE_TOKENS * window.bytes_per_token for window in run.engine.kv_footprint.windows)
@@ -243,3 +247,42 @@ def test_without_a_hot_tier_it_is_computed_again(load: Load) -> None:
     run = Run(loaded, crowd(), row_tokens=PROMPT_TOKENS + ANSWER_TOKENS, hot_bytes=0)
     assert run.pong.preemptions
     assert_undisturbed(run, Run(loaded, crowd()))
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "internlm2", "lfm2", "llama", "qwen3_next"])
+def test_a_prompt_that_is_half_done_goes_on(load: Load, family: str) -> None:
+    """Batch prompts that are preempted between two short slices, before they have said a word: what was kept of them
+    is taken up where that can be, and they say what they say undisturbed."""
+    loaded = load(family)
+    early = [(2 + at // 6, each) for at, each in crowd()]
+    run = Run(loaded, early, row_tokens=PROMPT_TOKENS + ANSWER_TOKENS, slice_tokens=20)
+    assert run.pong.preemptions
+    assert_undisturbed(run, Run(loaded, early, slice_tokens=20))
+
+
+class OneTokenAfterAnother:
+    """A grammar with one sentence: after n tokens only (7 n + start) is allowed."""
+
+    def __init__(self, start: int) -> None:
+        self._start = start
+        self._consumed = 0
+
+    def allowed(self, at: int) -> int:
+        return (7 * at + self._start) % VOCABULARY
+
+    def consume(self, token_id: int) -> None:
+        assert token_id == self.allowed(self._consumed)
+        self._consumed += 1
+
+    def next_mask(self) -> bytes:
+        return (1 << self.allowed(self._consumed)).to_bytes(-(-VOCABULARY // 8), "little")
+
+
+def test_a_grammar_goes_on_where_it_was(load: Load) -> None:
+    """A constrained row's matcher sees each token once, in order, preempted or not."""
+    arrivals = [(at, replace(each, matcher=OneTokenAfterAnother(start))) for start, (at, each) in enumerate(crowd())]
+    run = Run(load("llama"), arrivals, row_tokens=PROMPT_TOKENS + ANSWER_TOKENS)
+    assert run.pong.preemptions
+    for start, name in enumerate(("b1", "b2", "i1", "i2")):
+        sentence = [OneTokenAfterAnother(start).allowed(at) for at in range(ANSWER_TOKENS)]
+        assert run.told(name).text == "".join(f"<{token}>" for token in sentence)
