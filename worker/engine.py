@@ -49,7 +49,9 @@ class Engine(Protocol[Payload]):
         ...
 
     def decode(self) -> list[Drawn]:
-        """Launch a decode step of all rows and give the tokens of the one before, if those are unread."""
+        """Launch a decode step of all rows and give the tokens of the one before, if those are unread.
+
+        A row's first token is not kept waiting for a launch: then this only reads, and the next call launches."""
         ...
 
     def read(self) -> list[Drawn]:

@@ -199,6 +199,10 @@ class MlxEngine:
             mx.clear_cache()
         if all(row.ends_with_next_read for row in self._rows):
             return self.read()
+        if any(row.is_unread and row.drawn == 0 for row in self._rows):
+            # Somebody waits for a first token. MLX's CPU build lets a launch through when most of it has run, so to
+            # launch the next step before this one is read would hold that token back for a whole step.
+            return self.read()
         logits = self._model(self._inputs[:, None], cache=self._caches)[:, -1, :]
         if self._matchers:
             # What may come next depends on the token before: it is read while the device computes these logits.

@@ -38,6 +38,7 @@ class SchedulerSettings:
     slice_seconds: float = 0.2
     idle_slice_seconds: float = 1.0
     floor_tokens: int = 16
+    mixed_floor_tokens: int = 8
     ceiling_tokens: int = 2048
     first_rate_tokens_per_second: float = 256.0
     oldest_every: int = 4
@@ -116,7 +117,7 @@ def mixed_tokens(settings: SchedulerSettings, costs: CostModel, prompt: Sequence
     reason (a number of rows whose step was never measured, a busy machine) few tokens look dear, and fewer dearer.
     """
     context = prompt.prefilled
-    least = max(settings.floor_tokens, costs.worthwhile_tokens(_WORTHWHILE, context, rows))
+    least = max(settings.mixed_floor_tokens, costs.worthwhile_tokens(_WORTHWHILE, context, rows))
     return _inside(settings, prompt, max(costs.mixed_tokens_in(seconds, context, rows), least))
 
 
