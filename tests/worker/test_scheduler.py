@@ -653,7 +653,7 @@ def test_a_pass_that_is_slow_for_another_reason_does_not_starve_its_prompt() -> 
             now += seconds
             passes += tokens > 0
             play(made, step, now, seconds)
-        assert passes <= 64
+        assert passes <= 80  # of 8 tokens at least
         made.remove(C)
 
 
