@@ -1,6 +1,5 @@
 """A request's events → the parts of its answer, for every dialect's whole answers and last events. Decides only."""
 
-from collections.abc import Iterable
 from typing import assert_never
 
 from msgspec import Struct
@@ -117,10 +116,12 @@ class Parts:
         return Collected(parts=tuple(kept), end=end, queued=queued)
 
     def _add_text(self, kind: type[TextPart] | type[ReasoningPart], event: Delta | Reasoning) -> None:
-        if not self._parts or not isinstance(self._parts[-1], kind):
-            self._close()
-            self._parts.append(kind(text="", logprobs=[]))
-        self._pieces.append(event.text)
+        if event.text or not self._parts:
+            if not self._parts or not isinstance(self._parts[-1], kind):
+                self._close()
+                self._parts.append(kind(text="", logprobs=[]))
+            self._pieces.append(event.text)
+        # A token that brings no text, half a character for instance, begins no part: none would be seen of it.
         self._parts[-1].logprobs.extend(event.logprobs)
 
     def _close(self) -> None:
@@ -134,11 +135,3 @@ class Parts:
             last.arguments += text
         else:
             last.text += text
-
-
-def collect(events: Iterable[AnswerEvent], end: Finished | Warmed, queued: Queued | None = None) -> Collected:
-    """The same of a whole row of events."""
-    parts = Parts()
-    for event in events:
-        parts.add(event)
-    return parts.collected(end, queued)

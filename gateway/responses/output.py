@@ -127,6 +127,8 @@ class Output:
     def add(self, event: AnswerEvent) -> list[Event]:
         """What this adds to the stream."""
         match event:
+            case Delta() | Reasoning() if not event.text and not self._goes_on(event):
+                return []  # as in the whole answer, a token that brings no text begins no item
             case Delta():
                 return self._add_text(event)
             case Reasoning():
@@ -181,6 +183,11 @@ class Output:
             events += self._open.begin(self._number)
             events += self._open.add(event.text, self._number)
         return events
+
+    def _goes_on(self, event: Delta | Reasoning) -> bool:
+        if self._open is None:
+            return not self._items
+        return isinstance(self._open, _OpenText if isinstance(event, Delta) else _OpenReasoning)
 
     def _close(self, status: ItemStatus) -> list[Event]:
         closing, self._open = self._open, None

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.answer_parts import collect
 from gateway.anthropic.answers import CacheMiss, DiagnosticsObject
 from gateway.anthropic.billing import OutputBill, bill
 from gateway.anthropic.conversation import CacheMark
@@ -34,6 +33,7 @@ from protocol.generation import (
 from protocol.ids import ModelName, RequestId
 from protocol.latency import LatencyClass
 from tests.fakes.anthropic_app import joined, named_events
+from tests.fakes.collecting import collect
 from tests.fakes.scripted_generator import TIMINGS
 
 ID = RequestId("req_1")

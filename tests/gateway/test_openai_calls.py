@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionChunk
 
-from gateway.answer_parts import Collected, collect
+from gateway.answer_parts import Collected
 from gateway.openai.chat_rendering import ChatRendering
 from gateway.openai.envelope import AnswerStyle, Envelope
 from gateway.openai.text_rendering import TextRendering
@@ -27,6 +27,7 @@ from protocol.generation import (
     Usage,
 )
 from protocol.ids import RequestId
+from tests.fakes.collecting import collect
 from tests.fakes.openai_app import sse_data
 from tests.fakes.scripted_generator import TIMINGS
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.answer_parts import collect
 from gateway.dialects import Rendering
 from gateway.openai.chat_rendering import ChatRendering
 from gateway.openai.envelope import AnswerStyle, Envelope
@@ -28,6 +27,7 @@ from protocol.generation import (
     Usage,
 )
 from protocol.ids import RequestId
+from tests.fakes.collecting import collect
 from tests.fakes.openai_app import sse_data
 from tests.fakes.scripted_generator import TIMINGS
 

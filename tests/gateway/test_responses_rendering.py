@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from gateway.answer_parts import collect
 from gateway.caller import Caller
 from gateway.dialects import Asked
 from gateway.in_flight import RequestView
@@ -41,6 +40,7 @@ from protocol.generation import (
     Warmed,
 )
 from protocol.ids import ModelName, RequestId
+from tests.fakes.collecting import collect
 from tests.fakes.responses_app import asking, events_in, types_in
 from tests.fakes.scripted_generator import TIMINGS
 
@@ -394,6 +394,8 @@ def answers(draw: st.DrawFn) -> tuple[list[AnswerEvent], Finished]:
 
 
 @given(answers())
+@example(([text("0"), thought("")], finished(FinishReason.LENGTH)))
+@example(([text("0"), thought(""), text("1")], finished(FinishReason.STOP)))
 def test_a_stream_says_what_a_whole_answer_says(answer: tuple[list[AnswerEvent], Finished]) -> None:
     """The last event's response is the whole answer; its items are those that were done, one by one; and the deltas
     of each, joined, are its text."""
