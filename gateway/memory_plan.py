@@ -8,6 +8,7 @@ from msgspec import Struct
 from gateway.residency import Fits, FitsAfter, MemoryTerms, NeverFits, Resident, need_of, room_for
 from gateway.status import ModelStatus
 from protocol.ids import ModelName
+from protocol.model_kind import ModelKind
 
 Verdict = Literal["has_memory", "fits", "fits_after", "never_fits"]
 
@@ -20,6 +21,9 @@ class Known(Protocol):
 
     @property
     def weight_bytes(self) -> int: ...
+
+    @property
+    def kind(self) -> ModelKind: ...
 
     @property
     def problem(self) -> str | None: ...
@@ -83,7 +87,7 @@ def _planned(
     terms: MemoryTerms,
     now: float,
 ) -> PlannedModel:
-    need = need_of(entry.weight_bytes, terms)
+    need = need_of(entry.weight_bytes, terms, entry.kind)
     verdict: Verdict = "has_memory"
     after: tuple[ModelName, ...] = ()
     reason = ""
