@@ -141,6 +141,7 @@ class CostModel:
         self._mixed = _Fit(always=2, unfamiliar_passes=_FAMILIAR_PASSES)
         self._latest_mixed: deque[_MixedPass] = deque(maxlen=_COMPARED_PASSES)
         self._slices_since_mixed = 0
+        self._mixing_pays = True
         self._steps: dict[int, deque[float]] = {}
         self._step_medians: dict[int, float] = {}
         self.prefill = PrefillCost(fixed=0.0, token=1 / first_rate_tokens_per_second, attention=0.0)
@@ -178,6 +179,7 @@ class CostModel:
         self._slices.solve(scales, (0.0, 1.0, 0.0), (_WEAKLY,) * 3)
         fixed, token, attention = self._slices.terms
         self.prefill = PrefillCost(fixed=fixed, token=max(token, _SMALLEST_TOKEN_SECONDS), attention=attention)
+        self._mixing_pays = self._compared()
 
     # --- mixed passes ----------------------------------------------------------------------------------------------
 
@@ -207,6 +209,7 @@ class CostModel:
         token = max(statistics.median(rates), _SMALLEST_TOKEN_SECONDS)
         scales = (1.0, step_seconds / _CONTEXT_SCALE, token, token / _CONTEXT_SCALE)
         self._mixed.solve(scales, (1.0, 0.0, 1.0, 0.0), (_FIRMLY, _WEAKLY, _WEAKLY, _WEAKLY))
+        self._mixing_pays = self._compared()  # here, since the scheduler asks several times in each step
 
     def mixing_pays(self) -> bool:
         """Whether mixed passes take no longer than their slices and steps would apart.
@@ -214,6 +217,9 @@ class CostModel:
         It does where a pass is mostly the reading of weights. It need not: on one CUDA device a pass of a new shape
         cost more than it saved. Until there is something to compare it is believed, and tried again after many slices.
         """
+        return self._mixing_pays
+
+    def _compared(self) -> bool:
         if len(self._latest_mixed) < _FAMILIAR_PASSES or len(self._slices.passes) < _FAMILIAR_PASSES:
             return True
         ratios = [
