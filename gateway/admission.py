@@ -109,6 +109,19 @@ def day_refusal(load: Load, *, key_name: str, limits: KeyLimits) -> Failure | No
     )
 
 
+def model_refusal(model: str, *, ahead: int, max_queued: int, rows: int, next_seconds: float) -> Failure | None:
+    """Why a model takes no further request now: `ahead` go before it, of which `rows` run. None: it does."""
+    if ahead < max_queued + rows:
+        return None
+    bound = f"max_queued_requests {max_queued}" + (f", beside the {rows} that run together" if rows else "")
+    return _come_back(
+        FailureKind.OVERLOADED,
+        f"{ahead} requests for the model {model} go before this one, which is the limit ({bound}). "
+        f"Send this again in about {math.ceil(next_seconds)} s.",
+        next_seconds,
+    )
+
+
 def rate_headers(load: Load, limits: KeyLimits) -> tuple[tuple[bytes, bytes], ...]:
     """OpenAI's rate-limit headers for what this key is limited in; none for an unlimited key. Requests are those open
     at once. `load` has the request in it that is answered."""
@@ -132,28 +145,20 @@ def reset_text(seconds: float) -> str:
 
 
 class RecentEnds:
-    """When requests ended lately, to say when the next one will: the measured queue, not a constant."""
+    """When requests of each name (a key's, a class's, a model's) ended lately, to say when the next one will: the
+    measured queue, not a constant."""
 
     def __init__(self, *, keep: int = 256, keep_seconds: float = 600.0) -> None:
         self._ends: deque[_End] = deque(maxlen=keep)
         self._keep_seconds = keep_seconds
 
-    def ended(self, *, key_name: str, latency_class: LatencyClass, seconds: float, now: float) -> None:
-        """A request ended that was open for `seconds`."""
-        self._ends.append(_End(at=now, key_name=key_name, latency_class=latency_class, seconds=seconds))
+    def ended(self, name: str, *, seconds: float, now: float) -> None:
+        """A request of this name ended that was open for `seconds`."""
+        self._ends.append(_End(at=now, name=name, seconds=seconds))
 
-    def next_of_key(self, key_name: str, now: float) -> float:
-        """In how many seconds one of this key will probably end."""
-        return self._next([end for end in self._fresh(now) if end.key_name == key_name], now)
-
-    def next_of_class(self, latency_class: LatencyClass, now: float) -> float:
-        """In how many seconds one of this class will probably end."""
-        return self._next([end for end in self._fresh(now) if end.latency_class is latency_class], now)
-
-    def _fresh(self, now: float) -> list["_End"]:
-        return [end for end in self._ends if now - end.at <= self._keep_seconds]
-
-    def _next(self, ends: list["_End"], now: float) -> float:
+    def next_of(self, name: str, now: float) -> float:
+        """In how many seconds one of this name will probably end."""
+        ends = [end for end in self._ends if end.name == name and now - end.at <= self._keep_seconds]
         if not ends:
             seconds = _UNMEASURED_SECONDS
         elif len(ends) == 1:
@@ -205,8 +210,7 @@ def day_left_seconds(unix_now: float) -> float:
 
 class _End(Struct, frozen=True, kw_only=True):
     at: float
-    key_name: str
-    latency_class: LatencyClass
+    name: str
     seconds: float
 
 

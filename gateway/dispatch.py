@@ -13,6 +13,7 @@ from typing import Literal
 
 import structlog
 
+from gateway.admission import RecentEnds
 from gateway.cachestore_child import CachestoreChild
 from gateway.dispatch_state import DispatchState
 from gateway.dispatch_terms import (
@@ -103,7 +104,7 @@ class Dispatch:
         if self._done.is_set():
             reply.put(Failed(request_id=work.request_id, failure=shutting_down()))
         else:
-            self._post(Submitted(request=OpenRequest(model=model, work=work, reply=reply)))
+            self._post(Submitted(request=OpenRequest(model=model, work=work, reply=reply, arrived=self._clock())))
         return reply
 
     def preload(self, model: ModelName) -> None:
@@ -200,6 +201,7 @@ class Dispatch:
             waiters=self._waiters,
             processes=self._processes,
             books=self._books,
+            ends=RecentEnds(),
             clock=self._clock,
             unix_clock=self._unix_clock,
         )

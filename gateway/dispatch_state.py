@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from gateway.admission import RecentEnds
 from gateway.fleet import Fleet
 from gateway.fresh_books import FreshBooks
 from gateway.model_waiters import ModelWaiters
@@ -12,12 +13,13 @@ from gateway.worker_processes import WorkerProcesses
 
 
 class DispatchState(Struct, frozen=True, kw_only=True):
-    """There from before `run` until after it. `clock` is monotonic."""
+    """There from before `run` until after it. `clock` is monotonic; `ends` are those of requests, by their model."""
 
     fleet: Fleet
     open_requests: OpenRequests
     waiters: ModelWaiters
     processes: WorkerProcesses
     books: FreshBooks
+    ends: RecentEnds
     clock: Callable[[], float]
     unix_clock: Callable[[], float]

@@ -50,7 +50,8 @@ class FrontDesk:
         self._clock = clock
         self._unix_clock = unix_clock
         self._book = InFlight()
-        self._ends = RecentEnds()
+        self._key_ends = RecentEnds()
+        self._class_ends = RecentEnds()
         self._turns: dict[RequestId, asyncio.Event] = {}
 
     def enter(
@@ -133,12 +134,8 @@ class FrontDesk:
             return
         now = self._clock()
         del self._turns[request.request_id]
-        self._ends.ended(
-            key_name=request.key_name,
-            latency_class=request.latency_class,
-            seconds=now - request.arrived,
-            now=now,
-        )
+        self._key_ends.ended(request.key_name, seconds=now - request.arrived, now=now)
+        self._class_ends.ended(request.latency_class, seconds=now - request.arrived, now=now)
         if request.finished is not None or request.counted_tokens is not None or request.is_running:
             self._tokens.charge(request.key_name, request.tokens, unix_now=self._unix_clock())
         self._grant_turns(request.key_name)
@@ -158,8 +155,8 @@ class FrontDesk:
             class_queued=self._book.queued_of_class(latency_class),
             key_tokens_today=self._tokens.used(caller.key_name, unix_now=unix_now)
             + sum(request.tokens for request in mine),
-            key_next_seconds=self._ends.next_of_key(caller.key_name, now),
-            class_next_seconds=self._ends.next_of_class(latency_class, now),
+            key_next_seconds=self._key_ends.next_of(caller.key_name, now),
+            class_next_seconds=self._class_ends.next_of(latency_class, now),
             day_left_seconds=day_left_seconds(unix_now),
             unix_now=unix_now,
         )

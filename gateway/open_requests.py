@@ -41,11 +41,13 @@ Phase = Literal["waiting", "sent", "accepted", "streaming", "cancelled"]
 
 
 class OpenRequest(Struct, kw_only=True):
-    """One request on its way. Only `OpenRequests` changes it. `queued` is what its process said of the prompt."""
+    """One request on its way. Only `OpenRequests` changes it. `queued` is what its process said of the prompt;
+    `arrived` is by the gateway's monotonic clock."""
 
     model: ModelName
     work: Work
     reply: Reply
+    arrived: float = 0.0
     phase: Phase = "waiting"
     queued: Queued | None = None
     incarnation: Incarnation | None = None

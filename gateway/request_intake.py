@@ -1,6 +1,7 @@
 """What others ask of dispatch, each in its turn: requests and their cancelling, orders, unloads, the end."""
 
 from gateway.abilities import cannot_do
+from gateway.admission import model_refusal
 from gateway.dispatch_state import DispatchState
 from gateway.dispatch_terms import DispatchSettings, ModelFolder, ModelFolders
 from gateway.fleet_effects import FleetEffects
@@ -14,8 +15,6 @@ from protocol.failures import Failure, FailureKind
 from protocol.generation import Cancel
 from protocol.ids import ModelName, RequestId
 from protocol.latency import LatencyClass
-
-_OVERLOADED_RETRY_SECONDS = 5.0
 
 
 class RequestIntake:
@@ -35,6 +34,8 @@ class RequestIntake:
         self._open = state.open_requests
         self._waiters = state.waiters
         self._processes = state.processes
+        self._ends = state.ends
+        self._clock = state.clock
         self._effects = effects
         self._socket = socket
 
@@ -49,8 +50,9 @@ class RequestIntake:
         if unable is not None:
             request.fail(unable)
             return
-        if self._count(model, request.latency_class) >= self._most(model):
-            request.fail(_overloaded(model))
+        full = self._full(request)
+        if full is not None:
+            request.fail(full)
             return
         self._open.wait(request)
         await self._effects.tell(model_wanted(model, folder))
@@ -68,10 +70,17 @@ class RequestIntake:
             for other in (*self._open.waiting(model), *sent)
         )
 
-    def _most(self, model: ModelName) -> int:
+    def _full(self, request: OpenRequest) -> Failure | None:
         """A process that serves takes its rows off those that wait."""
+        model = request.model
         state = self._fleet.state(model)
-        return self._settings.max_waiting_per_model + (state.limits.max_rows if isinstance(state, Ready) else 0)
+        return model_refusal(
+            model,
+            ahead=self._count(model, request.latency_class),
+            max_queued=self._settings.max_waiting_per_model,
+            rows=state.limits.max_rows if isinstance(state, Ready) else 0,
+            next_seconds=self._ends.next_of(model, self._clock()),
+        )
 
     async def cancelled(self, request_id: RequestId) -> None:
         """Its client is gone."""
@@ -129,11 +138,3 @@ def cannot_serve(model: ModelName, folder: ModelFolder | None) -> Failure:
             kind=FailureKind.MODEL_NOT_FOUND, message=f"no model {model!r}; GET /v1/models lists those there are"
         )
     return Failure(kind=FailureKind.MODEL_UNAVAILABLE, message=f"model {model} cannot be loaded: {folder.problem}")
-
-
-def _overloaded(model: ModelName) -> Failure:
-    return Failure(
-        kind=FailureKind.OVERLOADED,
-        message=f"too many requests wait for model {model}; send this one again later",
-        retry_after_seconds=_OVERLOADED_RETRY_SECONDS,
-    )

@@ -47,6 +47,7 @@ class WorkerWords:
         self._waiters = state.waiters
         self._processes = state.processes
         self._books = state.books
+        self._ends = state.ends
         self._clock = state.clock
         self._unix_clock = state.unix_clock
         self._effects = effects
@@ -103,6 +104,9 @@ class WorkerWords:
         if self._observer and isinstance(event, (Finished, Warmed)) and request.phase != "cancelled":
             self._observer.finished(request, worker.incarnation, event)
         if isinstance(event, LastEvent):
+            if request.needs_weights:
+                now = self._clock()
+                self._ends.ended(request.model, seconds=now - request.arrived, now=now)
             await self._effects.work_changed(worker.model, worker.incarnation)
 
     async def _fault(self, worker: WorkerProcess, what: str) -> None:

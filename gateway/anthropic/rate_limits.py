@@ -7,8 +7,11 @@ Header = tuple[bytes, bytes]
 
 
 def rate_headers(load: Load, limits: KeyLimits) -> tuple[Header, ...]:
-    """None for an unlimited key. Requests are those open at once, tokens the day's, prompts' and answers' together.
-    `load` has the request in it that is answered."""
+    """None for an unlimited key. Requests are those open at once, tokens the day's.
+
+    A day's tokens are one purse for prompts and answers: what is left of it is left for either, so the headers of both
+    say the same. `load` has the request in it that is answered.
+    """
     headers: list[Header] = []
     if limits.max_queued is not None:
         held = load.key_open if limits.max_running is not None else load.key_queued
@@ -16,7 +19,8 @@ def rate_headers(load: Load, limits: KeyLimits) -> tuple[Header, ...]:
         headers += _rate(b"requests", most, held, load.unix_now + (load.key_next_seconds if held else 0.0))
     if limits.tokens_per_day is not None:
         end_of_day = load.unix_now + load.day_left_seconds
-        headers += _rate(b"tokens", limits.tokens_per_day, load.key_tokens_today, end_of_day)
+        for what in (b"tokens", b"input-tokens", b"output-tokens"):
+            headers += _rate(what, limits.tokens_per_day, load.key_tokens_today, end_of_day)
     return tuple(headers)
 
 

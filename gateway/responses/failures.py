@@ -37,12 +37,12 @@ def stream_error(failure: Failure) -> ResponseError:
     match failure.kind:
         case FailureKind.CONTEXT_LENGTH_EXCEEDED:
             return ResponseError(code="context_length_exceeded", message=failure.message)
-        case FailureKind.OVERLOADED if _is_momentary(failure):
+        case FailureKind.OVERLOADED | FailureKind.RATE_LIMITED if _is_momentary(failure):
             seconds = max(1, math.ceil(failure.retry_after_seconds or 1.0))
             return ResponseError(
                 code="rate_limit_exceeded", message=f"{failure.message} Please try again in {seconds}s."
             )
-        case FailureKind.OVERLOADED:
+        case FailureKind.OVERLOADED | FailureKind.RATE_LIMITED:
             return ResponseError(code="insufficient_quota", message=failure.message)
         case FailureKind.INVALID_REQUEST | FailureKind.UNSUPPORTED:
             return ResponseError(code="invalid_prompt", message=failure.message)
@@ -51,4 +51,6 @@ def stream_error(failure: Failure) -> ResponseError:
 
 
 def _is_momentary(failure: Failure) -> bool:
-    return failure.kind is FailureKind.OVERLOADED and (failure.retry_after_seconds or 0.0) <= _MOMENT_SECONDS
+    """Whether coming back by itself helps a client: a full queue, the service's or its own key's, but no spent day."""
+    is_full = failure.kind in (FailureKind.OVERLOADED, FailureKind.RATE_LIMITED)
+    return is_full and (failure.retry_after_seconds or 0.0) <= _MOMENT_SECONDS

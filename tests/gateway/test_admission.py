@@ -13,6 +13,7 @@ from gateway.admission import (
     KeyLimits,
     Load,
     RecentEnds,
+    model_refusal,
     rate_headers,
     refusal,
     reset_text,
@@ -20,7 +21,7 @@ from gateway.admission import (
 from protocol.failures import Failure, FailureKind
 from protocol.latency import LatencyClass
 
-BATCH, STANDARD = LatencyClass.BATCH, LatencyClass.STANDARD
+STANDARD = LatencyClass.STANDARD
 SMALL = st.integers(0, 12)
 LIMITS = st.builds(
     KeyLimits,
@@ -113,24 +114,36 @@ def test_resets_are_written_as_openai_does(seconds: float, text: str) -> None:
     assert reset_text(seconds) == text
 
 
-def ends(*moments: float, key_name: str = "ada", latency_class: LatencyClass = STANDARD) -> RecentEnds:
+def ends(*moments: float) -> RecentEnds:
     recent = RecentEnds()
     for moment in moments:
-        recent.ended(key_name=key_name, latency_class=latency_class, seconds=8.0, now=moment)
+        recent.ended("ada", seconds=8.0, now=moment)
     return recent
 
 
 def test_when_to_come_back_is_measured() -> None:
     """One end every four seconds: come back in four. One end alone: as long as that one took. Long ago, or of somebody
     else: a guess. A service that stands still promises less and less, up to a minute."""
-    assert ends(0, 4, 8).next_of_key("ada", 12.0) == pytest.approx(4.0)
-    assert ends(0).next_of_key("ada", 1.0) == 8.0
-    assert ends(0, 4, 8).next_of_key("bob", 12.0) == ends().next_of_key("ada", 12.0)
-    assert ends(0, 4, 8).next_of_class(BATCH, 12.0) == ends().next_of_class(BATCH, 0.0)
-    assert ends(0, 4, 8).next_of_class(STANDARD, 12.0) == pytest.approx(4.0)
-    assert ends(0, 4, 8).next_of_key("ada", 100.0) > ends(0, 4, 8).next_of_key("ada", 12.0)
-    assert ends(0, 4, 8).next_of_key("ada", 500.0) == 60.0
-    assert ends(0, 4, 8).next_of_key("ada", 5_000.0) == ends().next_of_key("ada", 0.0)
+    assert ends(0, 4, 8).next_of("ada", 12.0) == pytest.approx(4.0)
+    assert ends(0).next_of("ada", 1.0) == 8.0
+    assert ends(0, 4, 8).next_of("bob", 12.0) == ends().next_of("ada", 12.0)
+    assert ends(0, 4, 8).next_of("ada", 100.0) > ends(0, 4, 8).next_of("ada", 12.0)
+    assert ends(0, 4, 8).next_of("ada", 500.0) == 60.0
+    assert ends(0, 4, 8).next_of("ada", 5_000.0) == ends().next_of("ada", 0.0)
+
+
+@pytest.mark.parametrize(("ahead", "rows", "named"), [(63, 0, None), (64, 0, "64"), (79, 16, None), (80, 16, "64")])
+def test_a_full_model_names_its_limit_and_its_measured_time(ahead: int, rows: int, named: str | None) -> None:
+    """`max_queued_requests`, whose rows do not count, and when one of this model's requests will probably end."""
+    failure = model_refusal("m", ahead=ahead, max_queued=64, rows=rows, next_seconds=11.4)
+    if named is None:
+        assert failure is None
+        return
+    assert failure is not None
+    assert failure.kind is FailureKind.OVERLOADED
+    assert f"max_queued_requests {named}" in failure.message
+    assert "again in about 12 s" in failure.message
+    assert failure.retry_after_seconds == 11.4
 
 
 def test_a_days_tokens_end_with_the_day() -> None:

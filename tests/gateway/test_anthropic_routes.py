@@ -225,6 +225,20 @@ async def test_a_full_server_and_a_full_key_are_told_apart() -> None:
         assert CREATED <= reset.timestamp() <= CREATED + 120
 
 
+async def test_a_days_tokens_are_told_in_all_of_this_apis_headers() -> None:
+    """One purse for prompts and answers: what is left is left for either, until midnight UTC."""
+    limited = Caller(key_name="bob", cache_scope=b"bob", limits=KeyLimits(tokens_per_day=50))
+    app = anthropic_app(ScriptedGenerator(says("a")), caller=limited)
+    await call(app, MESSAGES, body())
+    answer = await call(app, MESSAGES, body())
+    for what in ("tokens", "input-tokens", "output-tokens"):
+        limit, remaining, reset = (
+            answer.headers[f"anthropic-ratelimit-{what}-{word}"] for word in ("limit", "remaining", "reset")
+        )
+        assert (limit, remaining) == ("50", "42")
+        assert datetime.fromisoformat(reset).timestamp() % 86_400 == 0
+
+
 async def test_a_leaving_client_cancels() -> None:
     """B07: the worker hears of it."""
     generator = ScriptedGenerator(is_queued_only)

@@ -127,7 +127,9 @@ async def test_a_full_queue_of_a_lower_class_refuses_nobody_above_it(runtime_dir
     task = asyncio.create_task(dispatch.run())
     good = ModelName("good")
     batch = [Collected(dispatch.submit(good, of_class(number, LatencyClass.BATCH))) for number in range(3)]
-    assert (await batch[2].failure()).kind is FailureKind.OVERLOADED
+    refused = await batch[2].failure()
+    assert refused.kind is FailureKind.OVERLOADED
+    assert "max_queued_requests 2" in refused.message
     urgent = [Collected(dispatch.submit(good, of_class(10 + number, LatencyClass.INTERACTIVE))) for number in range(3)]
     assert (await urgent[2].failure()).kind is FailureKind.OVERLOADED
     assert not any(collected.reply.is_complete for collected in (*batch[:2], *urgent[:2]))

@@ -326,6 +326,16 @@ async def test_busy_is_503_and_a_spent_day_429(store: ResponseStore, *, stream: 
         desk=make_desk(class_limits=ClassLimits(standard=0, interactive=0, batch=0)),
     )
     assert (await call(full, RESPONSES, asking(stream=stream))).status == 503
+    generator = ScriptedGenerator(is_silent)
+    mine = ResponsesApp(generator, store)
+    mine.caller = replace(ALICE, limits=KeyLimits(max_running=1, max_queued=0))
+    held = asyncio.create_task(call(mine, RESPONSES, asking()))
+    await until(lambda: bool(generator.replies))
+    answer = await call(mine, RESPONSES, asking(stream=stream))
+    assert (answer.status, answer.headers["x-should-retry"]) == (503, "true")
+    assert (answer.error["type"], answer.error["code"]) == ("server_error", "rate_limit_exceeded")
+    assert "max_running 1" in answer.error["message"]
+    held.cancel()
     spent = ResponsesApp(ScriptedGenerator(says("x")), store)
     spent.caller = replace(ALICE, limits=KeyLimits(tokens_per_day=0))
     answer = await call(spent, RESPONSES, asking(stream=stream))
