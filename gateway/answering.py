@@ -156,14 +156,19 @@ class Answering:
             details="asked" if (DETAILS_HEADER, b"1") in headers else "unasked",
         )
 
-    def enter(self, accepted: Accepted[Any], asked: Asked) -> Place | Failure:
+    def enter(self, dialect: Dialect[Any], accepted: Accepted[Any], asked: Asked) -> Place | Failure:
         """Ask for admission. Whoever gets a place must leave it."""
         return self._desk.enter(
             asked.caller,
             request_id=asked.request_id,
             model=accepted.model,
             latency_class=accepted.latency_class,
+            dialect=dialect.name,
         )
+
+    def reject(self, failure: Failure) -> None:
+        """Count what is refused before its model sees it. Who asks for admission need not: that is counted there."""
+        self._desk.tallies.reject(failure.kind)
 
     def headers(self, dialect: Dialect[Any], accepted: Accepted[Any], asked: Asked) -> tuple[Header, ...]:
         """What every answer to this request says in its headers. Ask after `enter`."""
@@ -227,9 +232,10 @@ class Answering:
         asked = self.asked(scope)
         accepted = body if isinstance(body, Failure) else self.accept(dialect, body, asked)
         if isinstance(accepted, Failure):
+            self.reject(accepted)
             await send_error(send, dialect.error(accepted, asked.request_id))
             return
-        place = self.enter(accepted, asked)
+        place = self.enter(dialect, accepted, asked)
         headers = self.headers(dialect, accepted, asked)
         if isinstance(place, Failure):
             await send_error(send, dialect.error(place, asked.request_id), headers)

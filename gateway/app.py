@@ -18,6 +18,7 @@ from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS
 from gateway.keys import Keyring
 from gateway.machine_memory import memory_terms
 from gateway.memory_routes import memory_admin_router
+from gateway.metrics_routes import metrics_router
 from gateway.model_routes import model_admin_router
 from gateway.openai.routes import openai_router
 from gateway.openapi_routes import openapi_router
@@ -25,6 +26,7 @@ from gateway.operations import operations_router
 from gateway.ports import Generator, ModelControl
 from gateway.profiled_models import ProfiledGenerator, ProfiledModels
 from gateway.request_routes import request_admin_router, request_router
+from gateway.request_tallies import RequestTallies
 from gateway.responses.routes import responses_router
 from gateway.responses.store import ResponseStore
 from gateway.single_answers import SingleAnswers
@@ -48,6 +50,7 @@ def create_app(  # noqa: PLR0913  (the parts of a whole service)
 ) -> Gate:
     """The ASGI app to serve."""
     models = ProfiledModels(catalog, settings.profiles)
+    tallies = RequestTallies()
     doors = CacheDoors(
         generator=ProfiledGenerator(generator, models),
         models=models,
@@ -67,16 +70,18 @@ def create_app(  # noqa: PLR0913  (the parts of a whole service)
             response_store=response_store,
             tokens=keyring.tokens,
             model_control=model_control,
+            tallies=tallies,
         ),
         settings=settings,
         keyring=keyring,
         secrets=secrets,
         drain=drain,
         client_ids=cache.recorder,
+        tallies=tallies,
     )
 
 
-def create_routes(
+def create_routes(  # noqa: PLR0913  (the same parts)
     *,
     settings: Settings,
     catalog: CatalogSnapshot,
@@ -86,6 +91,7 @@ def create_routes(
     tokens: DayTokens | None = None,
     model_control: ModelControl | None = None,
     response_store: ResponseStore | None = None,
+    tallies: RequestTallies | None = None,
 ) -> Litestar:
     """What lies behind the gate. Never serve it without one: it lets everybody in."""
     models = ProfiledModels(catalog, settings.profiles)
@@ -100,6 +106,7 @@ def create_routes(
         status_source=status_source,
         clock=time.monotonic,
         unix_clock=time.time,
+        tallies=tallies,
     )
     answering = Answering(
         generator,
@@ -163,6 +170,7 @@ def create_routes(
                 profiles=settings.profiles,
             ),
             openapi_router(),
+            metrics_router(desk, status_source),
             openai_router(answering),
             vectors_router(single_answers),
             tokens_router(single_answers),

@@ -15,6 +15,9 @@ from protocol.failures import Failure, FailureKind
 LOCAL_CALLER = "local"
 """The name, in logs, of whoever calls a loopback service that has no keys."""
 
+SCRAPER = "scraper"
+"""The name, in logs, of whoever reads the metrics without the admin token, where the settings allow it."""
+
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _PROBED_PATHS = ("/health", "/")
 """Both say nothing but that somebody is there. Claude Code asks for the second before it sends its key."""
@@ -49,7 +52,7 @@ class Admitted(Struct, frozen=True, kw_only=True):
     """Come in, as this caller."""
 
     caller: Caller
-    role: Literal["caller", "admin", "probe"]
+    role: Literal["caller", "admin", "scraper", "probe"]
 
 
 def admit(
@@ -64,7 +67,7 @@ def admit(
     admitted = _identify(knock, house, match)
     if isinstance(admitted, Failure):
         return admitted
-    if house.phase == "draining" and admitted.role != "admin":
+    if house.phase == "draining" and admitted.role == "caller":
         return Failure(
             kind=FailureKind.SHUTTING_DOWN,
             message="This server is stopping. Try again in a moment: it may be restarting.",
@@ -94,6 +97,11 @@ def is_admin_path(path: str) -> bool:
     """However the path is spelled: the router forgives doubled slashes, so this must too."""
     parts = [part for part in path.split("/") if part not in ("", ".")]
     return bool(parts) and parts[0].casefold() == "admin"
+
+
+def is_metrics_path(path: str) -> bool:
+    """As the router reads it."""
+    return [part for part in path.split("/") if part not in ("", ".")] == ["metrics"]
 
 
 def _is_liveness_probe(knock: Knock) -> bool:
@@ -132,10 +140,13 @@ def _identify(
     knock: Knock, house: House, match: Callable[[Sequence[KeyRecord], str], KeyRecord | None]
 ) -> Admitted | Failure:
     presented = _presented_keys(knock)
-    if is_admin_path(knock.path):
+    is_metrics = is_metrics_path(knock.path)
+    if is_metrics or is_admin_path(knock.path):
         token = house.admin_token.encode()
         if any(hmac.compare_digest(key.encode("latin-1"), token) for key in presented):
             return Admitted(caller=Caller(key_name="admin", cache_scope=b""), role="admin")
+        if is_metrics and house.settings.metrics.access == "open" and knock.method in ("GET", "HEAD"):
+            return Admitted(caller=Caller(key_name=SCRAPER, cache_scope=b""), role="scraper")
         return Failure(
             kind=FailureKind.UNAUTHENTICATED,
             message="This route needs the admin token of the running service. Use `mlxd status` on the server.",

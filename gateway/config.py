@@ -49,6 +49,7 @@ def parse_byte_size(value: object) -> int:
 
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+MetricsAccess = Literal["admin", "open"]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0)]
 
@@ -135,6 +136,12 @@ class ExplainSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     keep_minutes: Annotated[float, Meta(ge=0, le=1440)] = 30.0
 
 
+class MetricsSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who may read GET /metrics: whoever has the admin token, or everybody who can reach the service."""
+
+    access: MetricsAccess = "admin"
+
+
 class ResponseSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={
     "quota_bytes": "quota", "key_quota_bytes": "key_quota",
 }):  # fmt: skip
@@ -167,6 +174,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limits: LimitSettings = LimitSettings()
     waiting: WaitingSettings = WaitingSettings()
     explain: ExplainSettings = ExplainSettings()
+    metrics: MetricsSettings = MetricsSettings()
     responses: ResponseSettings = ResponseSettings()
     profiles: dict[str, Profile] = {}
 
@@ -209,7 +217,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return Path(self.runtime_directory) / "service.json"
 
 
-_CHOICES = {"log_level": get_args(LogLevel), "cache.persist": get_args(PersistPolicy)}
+_CHOICES = {
+    "log_level": get_args(LogLevel),
+    "cache.persist": get_args(PersistPolicy),
+    "metrics.access": get_args(MetricsAccess),
+}
 
 
 def home_directory(environment: Mapping[str, str]) -> Path:

@@ -14,6 +14,7 @@ from gateway.answer_parts import Collected
 from gateway.caller import Caller
 from gateway.error_answers import ErrorAnswer
 from gateway.in_flight import RequestView
+from gateway.request_tallies import Dialect as DialectName
 from protocol.failures import Failure, FailureKind
 from protocol.generation import Generate, Prefilling, RequestEvent, Warm
 from protocol.ids import ModelName, RequestId
@@ -92,7 +93,11 @@ class Rendering(Protocol):
 
 
 class Dialect(Protocol[Body]):
-    """One API's way to ask and to answer. `prompt_field` is where its clients look for a text that was too long."""
+    """One API's way to ask and to answer. `prompt_field` is where its clients look for a text that was too long; `name`
+    is what the metrics call it."""
+
+    @property
+    def name(self) -> DialectName: ...
 
     @property
     def prompt_field(self) -> str: ...

@@ -21,6 +21,7 @@ from gateway.admission import (
 from gateway.caller import Caller
 from gateway.in_flight import InFlight, InFlightRequest, RequestView, log_fields
 from gateway.replies import Reply
+from gateway.request_tallies import Dialect, RequestTallies, count_tokens
 from gateway.status import StatusSource
 from protocol.failures import Failure
 from protocol.generation import Finished, Loading, RequestEvent
@@ -43,7 +44,9 @@ class FrontDesk:
         status_source: StatusSource,
         clock: Callable[[], float],
         unix_clock: Callable[[], float],
+        tallies: RequestTallies | None = None,
     ) -> None:
+        self.tallies = tallies or RequestTallies()
         self._class_limits = class_limits
         self._tokens = tokens
         self._status_source = status_source
@@ -55,7 +58,13 @@ class FrontDesk:
         self._turns: dict[RequestId, asyncio.Event] = {}
 
     def enter(
-        self, caller: Caller, *, request_id: RequestId, model: ModelName, latency_class: LatencyClass
+        self,
+        caller: Caller,
+        *,
+        request_id: RequestId,
+        model: ModelName,
+        latency_class: LatencyClass,
+        dialect: Dialect = "chat",
     ) -> "Place | Failure":
         """Decide whether it may come in. Whoever gets a place must leave it, whatever happens."""
         refused = refusal(
@@ -66,6 +75,7 @@ class FrontDesk:
             class_limits=self._class_limits,
         )
         if refused is not None:
+            self.tallies.reject(refused.kind)
             return refused
         request = InFlightRequest(
             request_id=request_id,
@@ -74,6 +84,8 @@ class FrontDesk:
             model=model,
             latency_class=latency_class,
             arrived=self._clock(),
+            dialect=dialect,
+            tallies=self.tallies.of(model, latency_class),
         )
         self._book.enter(request)
         self._turns[request_id] = asyncio.Event()
@@ -106,6 +118,10 @@ class FrontDesk:
         now = self._clock()
         return tuple(self._book.view(request, loading=loading.get(request.model), now=now) for request in requests)
 
+    def standings(self) -> tuple[InFlightRequest, ...]:
+        """Everybody's open requests, to be counted and not changed."""
+        return self._book.everything()
+
     def find(self, asked_id: str, *, key_name: str) -> RequestView | None:
         """The open request with this id: the header's or the answer's. None for what is not this key's."""
         bare = asked_id
@@ -134,6 +150,13 @@ class FrontDesk:
             return
         now = self._clock()
         del self._turns[request.request_id]
+        request.tallies.whole.add(now - request.arrived)
+        self.tallies.end(
+            model=request.model,
+            latency_class=request.latency_class,
+            dialect=request.dialect,
+            outcome=request.outcome,
+        )
         self._key_ends.ended(request.key_name, seconds=now - request.arrived, now=now)
         self._class_ends.ended(request.latency_class, seconds=now - request.arrived, now=now)
         if request.finished is not None or request.counted_tokens is not None or request.is_running:
@@ -211,5 +234,7 @@ class Place:
         if event.request_id == self._request.request_id:
             self._desk.advance(event)
         elif isinstance(event, Finished):
-            prompt_tokens = event.usage.prompt_tokens if event.request_id in self._with_own_prompt else 0
+            is_own = event.request_id in self._with_own_prompt
+            count_tokens(self._request.tallies, event, "own" if is_own else "shared")
+            prompt_tokens = event.usage.prompt_tokens if is_own else 0
             self._desk.charge_key(self._request.key_name, prompt_tokens + event.usage.completion_tokens)

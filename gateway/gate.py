@@ -8,12 +8,13 @@ from typing import Any, Protocol
 import structlog
 from msgspec import Struct
 
-from gateway.auth import Admitted, House, Knock, admit, echoed_request_id, is_admin_path
+from gateway.auth import SCRAPER, Admitted, House, Knock, admit, echoed_request_id, is_admin_path, is_metrics_path
 from gateway.config import Settings
 from gateway.cross_origin import Headers, page_headers, preflight_headers
 from gateway.error_envelopes import SpokenApi, error_answer, spoken_api
 from gateway.http_errors import unexpected_failure
 from gateway.keys import Keyring, match_key
+from gateway.request_tallies import RequestTallies
 from protocol.failures import Failure, FailureKind
 from protocol.ids import RequestId
 
@@ -84,7 +85,9 @@ class Gate:
         secrets: GateSecrets,
         drain: DrainNotice,
         client_ids: ClientIds | None = None,
+        tallies: RequestTallies | None = None,
     ) -> None:
+        self._tallies = tallies or RequestTallies()
         self._app = app
         self._settings = settings
         self._keyring = keyring
@@ -112,7 +115,7 @@ class Gate:
         )
         client_id = echoed_request_id(knock.values(b"x-request-id"))
         api = spoken_api(knock.path, {name for name, _ in knock.headers})
-        origins = () if is_admin_path(knock.path) else self._settings.allowed_origins
+        origins = () if is_admin_path(knock.path) or is_metrics_path(knock.path) else self._settings.allowed_origins
         answer = _Answer(
             send,
             request_id=request_id,
@@ -149,6 +152,7 @@ class Gate:
                 finally:
                     self._record(scope, answer, verdict.caller.key_name, request_id, client_id, started)
             case Failure():
+                self._tallies.reject(verdict.kind)
                 await answer.send_failure(verdict)
                 self._record(scope, answer, "-", request_id, client_id, started)
 
@@ -167,14 +171,18 @@ class Gate:
         self, scope: Scope, answer: "_Answer", key_name: str, request_id: str, client_id: str | None, started: float
     ) -> None:
         """The route's template, not the path: a path is the client's text and may hold anything."""
-        level = _log.debug if key_name in ("probe", "preflight") else _log.info
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        route = scope.get("path_template") or "-"
+        status = answer.status if answer.status is not None else "client_gone"
+        self._tallies.answer(method=method, route=route, status=str(status))
+        level = _log.debug if key_name in ("probe", "preflight", SCRAPER) else _log.info
         level(
             "request",
             request_id=request_id,
             client_request_id=client_id or "-",
-            method=scope["method"] if scope["method"] in _METHODS else "other",
-            route=scope.get("path_template") or "-",
-            status=answer.status if answer.status is not None else "client_gone",
+            method=method,
+            route=route,
+            status=status,
             seconds=round(time.monotonic() - started, 4),
             key=key_name,
             sent_bytes=answer.sent_bytes,

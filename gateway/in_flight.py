@@ -7,9 +7,11 @@ its key's `max_running`.
 from collections.abc import Iterable
 from typing import Literal, assert_never
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from gateway.admission import KeyLimits
+from gateway.request_tallies import Dialect, KindTallies, count_tokens
+from protocol.failures import FailureKind
 from protocol.generation import (
     CallArguments,
     CallEnded,
@@ -44,7 +46,7 @@ _RUNNING: tuple[Phase, ...] = ("prefilling", "decoding")
 class InFlightRequest(Struct, kw_only=True):
     """One open request. Only `InFlight` changes it. Moments are by the monotonic clock.
 
-    `counted_tokens` is the bill of what ended well and generated nothing.
+    `counted_tokens` is the bill of what ended well and generated nothing. `tallies` are its kind's.
     """
 
     request_id: RequestId
@@ -53,6 +55,8 @@ class InFlightRequest(Struct, kw_only=True):
     model: ModelName
     latency_class: LatencyClass
     arrived: float
+    dialect: Dialect = "chat"
+    tallies: KindTallies = field(default_factory=KindTallies)
     has_turn: bool = False
     phase: Phase = "waiting_for_model"
     prompt_tokens: int | None = None
@@ -63,11 +67,22 @@ class InFlightRequest(Struct, kw_only=True):
     prefill_began: float | None = None
     completion_tokens: int = 0
     finished: Finished | None = None
+    failed: FailureKind | None = None
     counted_tokens: int | None = None
+    last_token_at: float | None = None
 
     @property
     def is_running(self) -> bool:
         return self.phase in _RUNNING
+
+    @property
+    def outcome(self) -> str:
+        """How it ends if it ends now: its answer's reason, `done` without one, its failure's kind, or cancelled."""
+        if self.finished is not None:
+            return self.finished.reason.value
+        if self.counted_tokens is not None:
+            return "done"
+        return FailureKind.CANCELLED.value if self.failed is None else self.failed.value
 
     @property
     def tokens(self) -> int:
@@ -178,19 +193,25 @@ class InFlight:
             case Prefilling():
                 if request.prefill_began is None:
                     request.prefill_began = now
+                    request.tallies.queue.add(now - request.arrived)
                 request.phase, request.prefilling = "prefilling", event
                 request.ahead, request.held_by, request.eta_seconds = None, "", event.eta_seconds
             case Delta() | Reasoning() | CallArguments():
                 request.phase = "decoding"
                 request.ahead, request.held_by, request.eta_seconds = None, "", None
                 request.completion_tokens += event.tokens
+                _time_tokens(request, event.tokens, now)
             case CallStarted() | CallEnded():
                 request.phase = "decoding"
             case Finished():
                 request.finished = event
+                count_tokens(request.tallies, event)
             case Embedded(prompt_tokens=tokens) | Reranked(prompt_tokens=tokens) | Warmed(prompt_tokens=tokens):
                 request.prompt_tokens = request.counted_tokens = tokens
-            case Tokenized() | Detokenized() | Failed():
+                request.tallies.prompt_tokens += tokens
+            case Failed(failure=failure):
+                request.failed = failure.kind
+            case Tokenized() | Detokenized():
                 pass
             case _:
                 assert_never(event)
@@ -252,6 +273,17 @@ def log_fields(request: InFlightRequest) -> dict[str, str | int | float]:
         "decode_seconds": round(timings.decode_seconds, 4),
         "tokens_per_second": round(rate, 2),
     }
+
+
+def _time_tokens(request: InFlightRequest, tokens: int, now: float) -> None:
+    """Tokens whose text was held back came one by one all the same."""
+    if not tokens:
+        return
+    if request.last_token_at is None:
+        request.tallies.first_token.add(now - request.arrived)
+    else:
+        request.tallies.between_tokens.add((now - request.last_token_at) / tokens, tokens)
+    request.last_token_at = now
 
 
 def _progress(prefilling: Prefilling | None) -> PromptProgress | None:

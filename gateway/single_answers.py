@@ -67,6 +67,7 @@ class SingleAnswers:
             return
         asked = body if isinstance(body, Failure) else self._accept(route, body, scope)
         if isinstance(asked, Failure):
+            self._desk.tallies.reject(asked.kind)
             await send_error(send, error(asked, request_id))
             return
         caller: Caller = scope["state"]["caller"]
@@ -111,7 +112,13 @@ class SingleAnswers:
         work = asked.work
         if not isinstance(work, Embed | Rerank):
             return "needs none"
-        return self._desk.enter(caller, request_id=work.request_id, model=asked.model, latency_class=work.latency_class)
+        return self._desk.enter(
+            caller,
+            request_id=work.request_id,
+            model=asked.model,
+            latency_class=work.latency_class,
+            dialect="embeddings" if isinstance(work, Embed) else "rerank",
+        )
 
     def _headers(self, asked: SingleWork[Any], caller: Caller) -> tuple[Header, ...]:
         ignored = ((IGNORED_HEADER, names_header(asked.ignored).encode()),) if asked.ignored else ()

@@ -16,6 +16,7 @@ from gateway.anthropic_errors import anthropic_error
 from gateway.dialects import Accepted, Asked, Header
 from gateway.error_answers import ErrorAnswer
 from gateway.prompt_comparison import PromptComparison
+from gateway.request_tallies import Dialect as DialectName
 from protocol.failures import Failure
 from protocol.generation import ChatPrompt, Generate, Queued, Warm
 from protocol.ids import ModelName, RequestId
@@ -41,6 +42,7 @@ class MessagesDialect:
     """The route's. `secret` is the key of thinking blocks' signatures."""
 
     prompt_field = "messages"
+    name: DialectName = "messages"
 
     def __init__(self, *, secret: bytes, earlier: Comparing | None) -> None:
         self._secret = secret

@@ -17,6 +17,7 @@ from gateway.openai.envelope import AnswerStyle, Envelope
 from gateway.openai.schema import ChatRequest, CompletionRequest, GenerationOptions
 from gateway.openai.text_rendering import TextRendering
 from gateway.openai.translate import chat_to_generate, completion_to_generate
+from gateway.request_tallies import Dialect as DialectName
 from protocol.failures import Failure
 from protocol.generation import Generate
 from protocol.ids import ModelName, RequestId
@@ -41,11 +42,13 @@ class OpenAIDialect(Generic[Body]):
         translate: _Translate[Body],
         id_prefix: str,
         prompt_field: str,
+        name: DialectName,
         rendering: Callable[[Envelope, AnswerStyle], ChatRendering | TextRendering],
         style: Callable[[Body], AnswerStyle],
         tells_service_tier: bool,
     ) -> None:
         self.prompt_field = prompt_field
+        self.name: DialectName = name
         self._request_type = request_type
         self._translate = translate
         self._id_prefix = id_prefix
@@ -129,6 +132,7 @@ CHAT = OpenAIDialect(
     translate=chat_to_generate,
     id_prefix="chatcmpl-",
     prompt_field="messages",
+    name="chat",
     rendering=ChatRendering,
     style=_chat_style,
     tells_service_tier=True,
@@ -138,6 +142,7 @@ COMPLETIONS = OpenAIDialect(
     translate=completion_to_generate,
     id_prefix="cmpl-",
     prompt_field="prompt",
+    name="completions",
     rendering=TextRendering,
     style=_completion_style,
     tells_service_tier=False,

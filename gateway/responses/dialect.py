@@ -11,6 +11,7 @@ from gateway.dialects import Accepted, Asked, Header
 from gateway.error_answers import ErrorAnswer
 from gateway.latency_class import service_tier_of
 from gateway.request_body import Decoded
+from gateway.request_tallies import Dialect as DialectName
 from gateway.responses.answers import CacheDiagnostics, ResponseObject
 from gateway.responses.failures import responses_error
 from gateway.responses.output import ItemMaker
@@ -47,6 +48,7 @@ class ResponsesDialect:
     once it has ended."""
 
     prompt_field = "input"
+    name: DialectName = "responses"
 
     def __init__(
         self,

@@ -58,12 +58,14 @@ class ResponseDoors:
         if read is None:
             return
         if isinstance(read, Failure):
+            self._answering.reject(read)
             await send_error(send, responses_error(read))
             return
         decoded, items = read
         request = decoded.request
         refused = _refused_background(request, self._store) if request.background else None
         if refused is not None:
+            self._answering.reject(refused)
             await send_error(send, responses_error(refused))
             return
         is_stored = bool(request.store) and self._store.is_on
@@ -116,9 +118,10 @@ class ResponseDoors:
     ) -> None:
         accepted = self._answering.accept(dialect, b"", asked)
         if isinstance(accepted, Failure):
+            self._answering.reject(accepted)
             await send_error(send, responses_error(accepted))
             return
-        place = self._answering.enter(accepted, asked)
+        place = self._answering.enter(dialect, accepted, asked)
         headers = self._answering.headers(dialect, accepted, asked)
         if isinstance(place, Failure):
             await send_error(send, responses_error(place), headers)
