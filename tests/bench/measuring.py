@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import psutil
 from msgspec import Struct
@@ -17,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parents[2]
-_WIDTH = 118
+_WIDTH = 130
 
 
 class Spread(Struct, frozen=True, kw_only=True):
@@ -38,6 +39,26 @@ class Spread(Struct, frozen=True, kw_only=True):
 def spread(values: Sequence[float]) -> Spread:
     """Of at least one measurement."""
     return Spread(median=statistics.median(values), least=min(values), most=max(values), repeats=len(values))
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Of at least one; the nearest that was measured."""
+    ordered = sorted(values)
+    return ordered[round(percent / 100 * (len(ordered) - 1))]
+
+
+class Bound(Struct, frozen=True, kw_only=True):
+    """What is wanted of a figure. Its median decides."""
+
+    what: str
+    got: Spread
+    side: Literal["at most", "at least"]
+    wanted: float
+    digits: int = 2
+
+    @property
+    def holds(self) -> bool:
+        return self.got.median <= self.wanted if self.side == "at most" else self.got.median >= self.wanted
 
 
 def versions() -> str:
@@ -64,10 +85,24 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     """The first column is text, the others are numbers."""
     table = Table(title=title, title_justify="left")
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right")
+        table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
     Console(width=_WIDTH, highlight=False).print(table)
+
+
+def print_bounds(bounds: Sequence[Bound]) -> None:
+    """Each with what came out and whether that is enough."""
+    rows = [
+        [
+            bound.what,
+            bound.got.text(bound.digits),
+            f"{bound.side} {bound.wanted:.{bound.digits}f}",
+            "yes" if bound.holds else "NO",
+        ]
+        for bound in bounds
+    ]
+    print_table("what is wanted, median (least-most)", ["", "got", "wanted", "holds"], rows)
 
 
 def save_bars(

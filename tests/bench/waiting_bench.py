@@ -1,183 +1,129 @@
 # pyright: basic
 """What a long prompt costs those who already read, and what it costs the short question behind it.
 
-    python -m tests.bench.waiting_bench [--repeats N] [--prompt-tokens N] [--model FOLDER] [--picture]
+    python -m tests.bench.waiting_bench [--repeats N] [--prompt-tokens N…] [--waits N] [--model FOLDER] [--picture]
         [--peer NAME=COMMAND]…
 
-One run, one machine, one server at a time, in turn: mlxd, mlxd with slices so long that a prompt is one piece (as a
-server without them works), mlx-lm's own, and others on request. Per repeat and server, with documents that no cache
-knows:
+One run, one machine, one server at a time: mlxd with its default settings, then mlx-lm's own, which reads whole prompts
+in the order they come, and others on request. Per repeat and size, with documents that no cache knows:
 
-a. A stream decodes; a long prompt arrives. The gaps between its tokens before and during that prompt, and when the
-   prompt itself is answered, against the same prompt alone.
-b. A question of ten tokens arrives right behind such a prompt: how long until its first token.
-c. (mlxd only) An interactive stream and question while the batch class is saturated, against the same when idle.
+a. A stream decodes; a long prompt arrives. Its gaps during the prompt are all that overlap the time from the prompt's
+   arrival to its first token, the one still open then included, so they are counted after the stream has gone on.
+   *Decode kept* is its tokens in that time against its own rate just before and after. The prompt's first token is
+   compared with the same length alone (mlxd only).
+b. A question of ten tokens arrives 0.3 s behind such a prompt: its first token, against the wait for the same with
+   mlx-lm's server in the same repeat.
+
+c. (mlxd only) Interactive questions, one after another with a pause to read, while the batch class has more than it can
+   do: prompts and answers that are replaced as they end. The same without, half before and half after.
+
+Before anything is timed mlxd has served a prompt beside a stream, so that it knows this machine's speed; b comes
+before a, so that it has also read a prompt of that length.
 """
 
 import argparse
 import contextlib
-import itertools
-import random
 import statistics
 import tempfile
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import openai
 from msgspec import Struct
 
-from tests.bench.measuring import print_head, print_table, save_bars, spread, versions
-from tests.bench.prefix_bench import Prompts, report
+from gateway.config import WorkerSettings
+from tests.bench.batch_crowd import BATCH_STREAMS, Waits, interactive, saturated
+from tests.bench.fresh_prompts import FreshPrompts
+from tests.bench.measuring import Bound, Spread, percentile, print_bounds, print_head, print_table, spread, versions
 from tests.bench.servers import BenchFailed, Mlxd, Server, mlx_lm_server, models_cache, peer_server
+from tests.bench.streams import Stream, chat
+from tests.bench.waiting_picture import PICTURE, Raster, save_waiting
 from worker import demo_model
 
-PICTURE = Path(__file__).parent / "pictures" / "waiting.png"
-WHOLE_PROMPTS = "[worker]\nprefill_slice_seconds = 10\n"
-STREAM_TOKENS = 400
-SETTLED_TOKENS = 24
-BATCH_STREAMS = 8
-REQUEST_SECONDS = 600.0
+MLXD = "mlxd"
+FIFO = "mlx-lm"
+IDLE, SATURATED = "idle", "batch full"
+SLICE_SECONDS = WorkerSettings().prefill_slice_seconds
+ANSWER_TOKENS = 8
+READER_TOKENS = 4000
+SETTLED_PIECES = 32
+AFTER_PIECES = 24
+WARM_UP_TOKENS = 600
+HEAD_START_SECONDS = 0.3
+LONGEST_GAP_SECONDS = {2100: 0.30, 4600: 0.40}
+"""What is wanted of prompts of up to so many tokens."""
 
 
-class Stream:
-    """A streamed answer on a thread of its own: when each piece of text came."""
+class Beside(Struct, frozen=True, kw_only=True):
+    """Part a, one server, one size, one repeat. Seconds; `pieces` from the prompt's arrival on."""
 
-    def __init__(self, server: Server, messages: Any, max_tokens: int, **extra: Any) -> None:
-        self.started = time.perf_counter()
-        self.arrivals: list[float] = []
-        self.error: Exception | None = None
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(server, messages, max_tokens, extra), daemon=True)
-        self._thread.start()
-
-    @property
-    def first_token_seconds(self) -> float:
-        if not self.arrivals:
-            raise BenchFailed(f"a stream brought no text: {self.error}")
-        return self.arrivals[0] - self.started
-
-    def gaps(self, after: float, before: float) -> list[float]:
-        """Between neighbouring tokens in this time; a gap that spans its beginning counts from there."""
-        times = [after, *(at for at in self.arrivals if after <= at <= before)]
-        return [later - earlier for earlier, later in itertools.pairwise(times)]
-
-    def wait(self) -> "Stream":
-        self._thread.join(REQUEST_SECONDS)
-        return self
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join(REQUEST_SECONDS)
-
-    def until(self, tokens: int) -> None:
-        deadline = time.monotonic() + REQUEST_SECONDS
-        while len(self.arrivals) < tokens:
-            if self.error is not None or time.monotonic() > deadline or not self._thread.is_alive():
-                raise BenchFailed(f"a stream ended after {len(self.arrivals)} tokens: {self.error}")
-            time.sleep(0.005)  # the other thread reads
-
-    def _run(self, server: Server, messages: Any, max_tokens: int, extra: dict[str, Any]) -> None:
-        try:
-            with openai.OpenAI(
-                base_url=server.base_url, api_key="any", max_retries=0, timeout=REQUEST_SECONDS
-            ) as client:
-                chunks = client.chat.completions.create(
-                    model=server.model, messages=messages, max_tokens=max_tokens, temperature=0, stream=True, **extra
-                )
-                for chunk in chunks:
-                    if chunk.choices and chunk.choices[0].delta.content:
-                        self.arrivals.append(time.perf_counter())
-                    if self._stop.is_set():
-                        chunks.close()
-                        return
-        except Exception as why:  # noqa: BLE001 - told by whoever asks
-            self.error = why
+    step: float
+    gaps: tuple[float, ...]
+    kept: float
+    prompt: float
+    pieces: tuple[float, ...]
 
 
 class Taken(Struct, frozen=True, kw_only=True):
-    """One repeat of one server. Gaps and waits in seconds."""
+    """One repeat of one server and size. `alone` of mlxd only."""
 
-    step: float
-    gap_p50: float
-    gap_p95: float
-    gap_most: float
-    kept: float
-    alone: float
-    beside: float
+    repeat: int
+    beside: Beside
+    alone: float | None
     behind: float
 
 
-class Calm(Struct, frozen=True, kw_only=True):
-    """An interactive stream and question, beside others or not."""
-
-    first_token: float
-    gap_p95: float
-    batch_tokens: int
+def warm_up(server: Server, material: FreshPrompts) -> None:
+    """The model is loaded, kernels are compiled, and a server that measures itself has seen both kinds of pass."""
+    Stream(server, chat("Say hello."), 4).wait()
+    beside(server, material, WARM_UP_TOKENS)
 
 
-def chat(text: str) -> Any:
-    return [{"role": "user", "content": text}]
-
-
-def document(prompts: Prompts, prompt_tokens: int) -> Any:
-    """That no earlier run left anywhere."""
-    seed = random.SystemRandom().randrange(2**32)
-    return prompts.ask(report(seed, lines=prompt_tokens // 5), "Was there a storm?")
-
-
-def one_repeat(server: Server, prompts: Prompts, prompt_tokens: int) -> Taken:
-    """Parts a and b on a server that runs."""
-    alone = Stream(server, document(prompts, prompt_tokens), 1).wait().first_token_seconds
-    reader = Stream(server, chat(_tale()), STREAM_TOKENS)
-    reader.until(SETTLED_TOKENS)
-    began = time.perf_counter()
-    before = reader.gaps(reader.arrivals[2], began)
-    long = Stream(server, document(prompts, prompt_tokens), 1).wait()
-    ended = long.arrivals[0] if long.arrivals else time.perf_counter()
-    beside = long.first_token_seconds
-    during = reader.gaps(began, min(ended, reader.arrivals[-1])) or [ended - began]
-    read_seconds = min(ended, reader.arrivals[-1]) - began
+def beside(server: Server, material: FreshPrompts, prompt_tokens: int) -> Beside:
+    """Part a."""
+    messages = material.document(prompt_tokens)
+    reader = Stream(server, material.tale(), READER_TOKENS)
+    reader.until(SETTLED_PIECES)
+    prompt = Stream(server, messages, ANSWER_TOKENS).wait()
+    assert prompt.ended is not None
+    reader.until(AFTER_PIECES, after=prompt.ended)
     reader.stop()
-    step = statistics.median(before)
-    prompt = Stream(server, document(prompts, prompt_tokens), 1)
-    time.sleep(0.3)  # so that the prompt is being worked on when the question comes
-    behind = Stream(server, chat(f"Say {random.SystemRandom().randrange(10**6)}."), 1).wait().first_token_seconds
-    prompt.wait()
-    return Taken(
-        step=step,
-        gap_p50=_percentile(during, 50),
-        gap_p95=_percentile(during, 95),
-        gap_most=max(during),
-        kept=(len(during) / read_seconds) * step if read_seconds > 0 else 0.0,
-        alone=alone,
-        beside=beside,
-        behind=behind,
+    began, ended = prompt.started, prompt.first_arrival
+
+    def tokens(since: float, to: float) -> float:
+        return reader.tokens_until(to, material.counter) - reader.tokens_until(since, material.counter)
+
+    spans = [(reader.arrivals[2], began), (prompt.ended, reader.arrivals[-1])]
+    rate_alone = sum(tokens(*span) for span in spans) / sum(to - since for since, to in spans)
+    return Beside(
+        step=statistics.median(to - since for since, to in reader.gaps if since >= reader.arrivals[2] and to <= began),
+        gaps=tuple(to - since for since, to in reader.gaps if to > began and since < ended),
+        kept=tokens(began, ended) / (ended - began) / rate_alone,
+        prompt=prompt.first_token_seconds,
+        pieces=tuple(at - began for at in reader.arrivals),
     )
 
 
-def calm(server: Server, prompts: Prompts, prompt_tokens: int, *, batch_streams: int) -> Calm:
-    """Part c: an interactive reader, and an interactive question, beside so many batch requests that never end."""
-    del prompts, prompt_tokens
-    flex = {"extra_body": {"service_tier": "flex"}}
-    priority = {"extra_body": {"service_tier": "priority"}}
-    crowd = [Stream(server, chat(_tale()), 4000, **flex) for _ in range(batch_streams)]
-    for one in crowd:
-        one.until(4)
-    at_first = sum(len(one.arrivals) for one in crowd)
-    waits: list[float] = []
-    gaps: list[float] = []
-    for _ in range(6):
-        reader = Stream(server, chat(_tale()), 48, **priority).wait()
-        waits.append(reader.first_token_seconds)
-        gaps += reader.gaps(reader.arrivals[0], reader.arrivals[-1])
-    batch_tokens = sum(len(one.arrivals) for one in crowd) - at_first
-    for one in crowd:
-        one.stop()
-    return Calm(first_token=_percentile(waits, 95), gap_p95=_percentile(gaps, 95), batch_tokens=batch_tokens)
+def behind(server: Server, material: FreshPrompts, prompt_tokens: int) -> float:
+    """Part b."""
+    prompt = Stream(server, material.document(prompt_tokens), ANSWER_TOKENS)
+    time.sleep(HEAD_START_SECONDS)  # the prompt is being worked on when the question comes
+    question = Stream(server, material.short_question(), ANSWER_TOKENS)
+    if prompt.arrivals:
+        raise BenchFailed(f"{server.name} had read {prompt_tokens} tokens before the question came: take more")
+    seconds = question.wait().first_token_seconds
+    prompt.wait()
+    return seconds
+
+
+def one_repeat(server: Server, material: FreshPrompts, prompt_tokens: int, repeat: int) -> Taken:
+    behind_seconds = behind(server, material, prompt_tokens)
+    alone = None
+    if server.name == MLXD:
+        alone = Stream(server, material.document(prompt_tokens), ANSWER_TOKENS).wait().first_token_seconds
+    return Taken(repeat=repeat, beside=beside(server, material, prompt_tokens), alone=alone, behind=behind_seconds)
 
 
 @contextlib.contextmanager
@@ -186,19 +132,31 @@ def all_servers(folder: Path, peers: Sequence[str]) -> Generator[list[Server]]:
     with tempfile.TemporaryDirectory(prefix="mlxdb") as directory, contextlib.ExitStack() as stack:
         servers: list[Any] = [
             Mlxd(folder),
-            Mlxd(folder, name="mlxd, whole prompts", settings_toml=WHOLE_PROMPTS),
             mlx_lm_server(folder, Path(directory)),
             *(peer_server(peer, folder, Path(directory)) for peer in peers),
         ]
         for server in servers:
             stack.callback(server.close)
+        print(f"BLAS for all: {servers[1].blas}", flush=True)
         yield servers
+
+
+def both_lanes(server: Server, material: FreshPrompts, waits: int) -> dict[str, Waits]:
+    """Part c; idle is half before and half after, since a machine's speed drifts."""
+    before = interactive(server, material, (waits + 1) // 2)
+    full = saturated(server, material, waits)
+    after = interactive(server, material, waits // 2)
+    return {
+        IDLE: Waits(first_tokens=before.first_tokens + after.first_tokens, gaps=before.gaps + after.gaps),
+        SATURATED: full,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--prompt-tokens", type=int, default=2040)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--prompt-tokens", type=int, nargs="+", default=[2040, 4460], help="7900 is SmolLM2's most")
+    parser.add_argument("--waits", type=int, default=20, help="interactive questions with and without batch")
     parser.add_argument("--model", type=Path, help="a model folder instead of SmolLM2-135M in float32")
     parser.add_argument("--peer", action="append", default=[], help="NAME=COMMAND with {model} and {port}; repeatable")
     parser.add_argument("--picture", action="store_true", help=f"also write {PICTURE.name} under pictures/")
@@ -206,97 +164,141 @@ def main() -> None:
     folder = arguments.model or demo_model.build(
         models_cache() / "smollm2-float32", dtype="float32", progress=lambda _: None
     )
-    print_head(f"beside and behind a prompt of {arguments.prompt_tokens} tokens, model {folder.name}")
-    prompts = Prompts(folder, arguments.prompt_tokens)
-    taken: dict[str, list[Taken]] = defaultdict(list)
-    calms: dict[str, list[Calm]] = defaultdict(list)
+    sizes: list[int] = arguments.prompt_tokens
+    print_head(f"beside and behind prompts of {', '.join(map(str, sizes))} tokens, model {folder.name}")
+    material = FreshPrompts(folder)
+    taken: dict[int, dict[str, list[Taken]]] = {size: defaultdict(list) for size in sizes}
+    waits: dict[str, list[Waits]] = defaultdict(list)
     began = time.monotonic()
     with all_servers(folder, arguments.peer) as servers:
         for repeat in range(arguments.repeats):
             for server in servers:
                 server.start()
                 try:
-                    Stream(server, chat("Say hello."), 4).wait()  # loads the model
-                    taken[server.name].append(one_repeat(server, prompts, arguments.prompt_tokens))
-                    if server.name == "mlxd":
-                        for name, streams in (("idle", 0), ("batch saturated", BATCH_STREAMS)):
-                            one = calm(server, prompts, arguments.prompt_tokens, batch_streams=streams)
-                            calms[name].append(one)
-                except (BenchFailed, openai.OpenAIError) as why:
-                    if server.name == "mlxd":
+                    warm_up(server, material)
+                    for size in sizes:
+                        taken[size][server.name].append(one_repeat(server, material, size, repeat))
+                    if server.name == MLXD:
+                        for name, found in both_lanes(server, material, arguments.waits).items():
+                            waits[name].append(found)
+                except BenchFailed as why:
+                    if server.name == MLXD:
                         raise
                     print(f"repeat {repeat + 1}, {server.name} failed: {why}", flush=True)
+                    server.kill()
+                    continue
                 server.stop()
                 print(f"repeat {repeat + 1}, {server.name}: {time.monotonic() - began:.0f} s", flush=True)
-    _print(taken, calms)
+    for size in sizes:
+        print_beside(size, taken[size])
+    print_waits(waits)
+    bounds = [bound for size in sizes for bound in bounds_of(size, taken[size])]
+    print_bounds(bounds + bounds_of_waits(waits))
     if arguments.picture:
-        groups = [
-            "longest gap of a stream beside it",
-            "its own first token, beside a stream",
-            "a short question behind it",
-        ]
-        series = {
-            name: [spread([read(one) for one in many]).median for read in (_most, _beside, _behind)]
-            for name, many in taken.items()
-        }
-        title = f"A prompt of {arguments.prompt_tokens} tokens arrives, {folder.name}"
-        save_bars(PICTURE, title, "seconds (less is better)", groups, series, versions())
-
-
-def _print(taken: dict[str, list[Taken]], calms: dict[str, list[Calm]]) -> None:
-    def row(name: str, many: list[Taken], *reads: Callable[[Taken], float]) -> list[str]:
-        return [name, *(spread([read(one) for one in many]).text() for read in reads)]
-
-    columns = ["", "step, s", "gap p50", "p95", "longest", "decode kept", "TTFT / alone", "alone, s", "behind, s"]
-    rows = [
-        row(
-            name,
-            many,
-            lambda one: one.step,
-            lambda one: one.gap_p50,
-            lambda one: one.gap_p95,
-            _most,
-            lambda one: one.kept,
-            lambda one: one.beside / one.alone,
-            lambda one: one.alone,
-            _behind,
-        )
-        for name, many in taken.items()
-    ]
-    print_table("a stream and a question beside a long prompt, median (least-most)", columns, rows)
-    if calms:
-        columns = ["interactive", "TTFT p95, s", "gap p95, s", "batch tokens meanwhile"]
-        rows = [
-            [
-                name,
-                spread([one.first_token for one in many]).text(),
-                spread([one.gap_p95 for one in many]).text(3),
-                spread([float(one.batch_tokens) for one in many]).text(0),
+        rasters = {
+            size: [
+                Raster(
+                    name=name,
+                    pieces=many[0].beside.pieces,
+                    prompt_seconds=many[0].beside.prompt,
+                    longest_gap_seconds=max(many[0].beside.gaps),
+                )
+                for name, many in taken[size].items()
             ]
-            for name, many in calms.items()
+            for size in sizes
+        }
+        first_tokens = {name: [at for one in many for at in one.first_tokens] for name, many in waits.items()}
+        gaps = {name: [gap for one in many for gap in one.gaps] for name, many in waits.items()}
+        save_waiting(rasters, first_tokens, gaps, f"{folder.name}; {versions()}")
+
+
+def print_beside(size: int, by_server: Mapping[str, Sequence[Taken]]) -> None:
+    """Parts a and b as they were measured."""
+    rows = [
+        [
+            name,
+            spread([one.beside.step for one in many]).text(),
+            *(spread([percentile(one.beside.gaps, percent) for one in many]).text() for percent in (50, 95, 100)),
+            spread([100 * one.beside.kept for one in many]).text(0),
+            "" if many[0].alone is None else spread([one.alone for one in many if one.alone is not None]).text(1),
+            spread([one.beside.prompt for one in many]).text(1),
+            spread([one.behind for one in many]).text(),
         ]
-        print_table(f"{BATCH_STREAMS} batch streams, or none", columns, rows)
+        for name, many in by_server.items()
+    ]
+    columns = ["seconds", "step", "gap p50", "gap p95", "longest", "kept, %", "alone", "beside", "question"]
+    print_table(f"a stream beside a prompt of {size} tokens, and a question behind it", columns, rows)
 
 
-def _most(one: Taken) -> float:
-    return one.gap_most
+def bounds_of(size: int, by_server: Mapping[str, Sequence[Taken]]) -> list[Bound]:
+    """What is wanted of mlxd in parts a and b."""
+    ours = by_server[MLXD]
+    longest = next((seconds for most, seconds in LONGEST_GAP_SECONDS.items() if size <= most), None)
+    gap_bounds = (
+        []
+        if longest is None
+        else [Bound(what=f"{size}: longest gap, s", got=_over(ours, _longest), side="at most", wanted=longest)]
+    )
+    fifo = {one.repeat: one.behind for one in by_server.get(FIFO, ())}
+    shares = [one.behind / fifo[one.repeat] for one in ours if one.repeat in fifo]
+    fifo_bounds = (
+        [Bound(what=f"{size}: question behind it / FIFO's", got=spread(shares), side="at most", wanted=0.15, digits=3)]
+        if shares
+        else []
+    )
+    return [
+        *gap_bounds,
+        Bound(
+            what=f"{size}: gap p95 / (2 steps + slice target)",
+            got=_over(ours, lambda one: percentile(one.beside.gaps, 95) / (2 * one.beside.step + SLICE_SECONDS)),
+            side="at most",
+            wanted=1.0,
+        ),
+        Bound(what=f"{size}: decode kept", got=_over(ours, lambda one: one.beside.kept), side="at least", wanted=0.5),
+        Bound(
+            what=f"{size}: prompt's first token beside / alone",
+            got=_over(ours, lambda one: one.beside.prompt / (one.alone or 1.0)),
+            side="at most",
+            wanted=1.3,
+        ),
+        *fifo_bounds,
+    ]
 
 
-def _beside(one: Taken) -> float:
-    return one.beside
+def print_waits(waits: Mapping[str, Sequence[Waits]]) -> None:
+    """Part c as it was measured."""
+    rows = [
+        [
+            name,
+            str(sum(len(one.first_tokens) for one in many)),
+            *(spread([percentile(one.first_tokens, percent) for one in many]).text(3) for percent in (50, 95)),
+            *(spread([percentile(one.gaps, percent) for one in many]).text(3) for percent in (50, 95)),
+            str(sum(one.batch_requests for one in many)),
+            str(sum(one.batch_tokens for one in many)),
+        ]
+        for name, many in waits.items()
+    ]
+    columns = ["interactive", "questions", "TTFT p50, s", "p95", "gap p50, s", "p95", "batch ended", "their tokens"]
+    print_table(f"with {BATCH_STREAMS} batch requests at any time, and without", columns, rows)
 
 
-def _behind(one: Taken) -> float:
-    return one.behind
+def bounds_of_waits(waits: Mapping[str, Sequence[Waits]]) -> list[Bound]:
+    """What is wanted of part c."""
+    pairs = list(zip(waits[SATURATED], waits[IDLE], strict=True))
+    first = [percentile(full.first_tokens, 95) / percentile(idle.first_tokens, 95) for full, idle in pairs]
+    gaps = [percentile(full.gaps, 95) / percentile(idle.gaps, 95) for full, idle in pairs]
+    return [
+        Bound(what="interactive TTFT p95, batch full / idle", got=spread(first), side="at most", wanted=1.25),
+        Bound(what="interactive gap p95, batch full / idle", got=spread(gaps), side="at most", wanted=1.25),
+    ]
 
 
-def _tale() -> str:
-    return f"Write a very long story about a sailor, number {random.SystemRandom().randrange(10**6)}."
+def _over(many: Sequence[Taken], read: Callable[[Taken], float]) -> Spread:
+    return spread([read(one) for one in many])
 
 
-def _percentile(values: Sequence[float], percent: int) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, round(percent / 100 * (len(ordered) - 1)))]
+def _longest(one: Taken) -> float:
+    return max(one.beside.gaps)
 
 
 if __name__ == "__main__":
