@@ -32,6 +32,10 @@ _SYSTEM_DIRECTORIES = (
 _SYSTEM_NAME = "libopenblas.so.0"
 _COMPILERS = ("cc", "gcc", "clang", "c++", "g++")  # MLX's CPU build needs a C++ compiler anyway
 _COMPILE_TIMEOUT_SECONDS = 60
+_THREAD_TIMEOUT = "14"
+"""Threads of OpenBLAS spin for 2 to this cycles when they have no work. As it comes it is 26, some 25 ms: on two cores
+two workers then took 6.2 s for what takes 0.7 s with a core each, and with this 0.9 s. Alone it costs nothing."""
+
 _CHECK_TIMEOUT_SECONDS = 30
 
 
@@ -86,7 +90,8 @@ def is_cpu_build(distribution_names: Iterable[str]) -> bool:
 def preloading(base: Mapping[str, str], library: str, threads: int) -> dict[str, str]:
     """`base` with `library` before anything it preloads already, and `threads` threads unless it says otherwise."""
     preloaded = [library, *(word for word in (base.get("LD_PRELOAD", ""),) if word)]
-    return {"OPENBLAS_NUM_THREADS": str(threads), **base, "LD_PRELOAD": ":".join(preloaded)}
+    chosen = {"OPENBLAS_NUM_THREADS": str(threads), "OPENBLAS_THREAD_TIMEOUT": _THREAD_TIMEOUT}
+    return {**chosen, **base, "LD_PRELOAD": ":".join(preloaded)}
 
 
 # --- where one is --------------------------------------------------------------------------------------------------
@@ -97,9 +102,9 @@ def _installed_names() -> list[str]:
 
 
 def _thread_count() -> int:
-    """Half the cores: threads of OpenBLAS spin while they wait, and two workers that take all of them starve both."""
+    """All cores: workers divide them among those that are at work (`worker/blas_threads.py`)."""
     allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed) // 2)
+    return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
 
 
 def _system_library(_cache_directory: Path) -> tuple[str, str]:

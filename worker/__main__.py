@@ -46,6 +46,7 @@ from protocol.launch import WorkerLaunch
 from protocol.model_kind import capabilities_of
 from protocol.sockets import Peer
 from worker.answers.of_tokenizer import formats_of_tokenizer
+from worker.blas_threads import blas_threads
 from worker.board import Board
 from worker.cold_cache import ColdCache
 from worker.detokenizer import detokenizer_maker
@@ -161,6 +162,9 @@ class Worker:
             self._peer.wake()
 
     def _load_and_step(self) -> None:
+        from worker import mlx_cpu
+
+        mlx_cpu.install()
         with unusable_if_unloadable():
             kind = model_kind(Path(self._launch.model_path), self._launch.model)
         if kind == "generation":
@@ -306,7 +310,10 @@ class Worker:
             # To serve without regard for other models is better than not to serve.
             log.warning("neighbours_ignored", reason=str(why), advice="free space in runtime_directory, then restart")
             return Alone()
-        return SharedDevice(board, lease, SharingSettings(), clock=time.monotonic)
+        threads = blas_threads()
+        if threads is None:
+            return SharedDevice(board, lease, SharingSettings(), clock=time.monotonic)
+        return SharedDevice(board, lease, SharingSettings(), clock=time.monotonic, share_cores=threads.share)
 
     def _loading_report(self) -> Any:
         last = time.monotonic()

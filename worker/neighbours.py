@@ -286,6 +286,13 @@ class Sharing:
         running = [n.activity for n in self._neighbours if not is_stopped(n, now, self._settings)]
         return min((a.decoding_rank for a in running if a.decoding_rank is not None), default=None)
 
+    def others_at_work(self, now: float) -> int:
+        """How many other workers have something to do, and do it."""
+        return sum(
+            neighbour.activity.active_rank is not None and not is_stopped(neighbour, now, self._settings)
+            for neighbour in self._neighbours
+        )
+
     def wants_no_prefill(self, now: float) -> None:
         """There is no prompt, or its turn in this worker has not come."""
         if self._state is PrefillState.WANTED:

@@ -11,8 +11,16 @@ class SharedDevice:
     """A `DeviceSharing` for real. Owned by the step thread; no call waits for another process."""
 
     def __init__(
-        self, board: Board, lease: PrefillLease, settings: SharingSettings, *, clock: Callable[[], float]
+        self,
+        board: Board,
+        lease: PrefillLease,
+        settings: SharingSettings,
+        *,
+        clock: Callable[[], float],
+        share_cores: Callable[[int], None] = lambda _workers: None,
     ) -> None:
+        """`share_cores` is told before each step how many workers are at work, this one included."""
+        self._share_cores = share_cores
         self._board = board
         self._lease = lease
         self._clock = clock
@@ -26,6 +34,7 @@ class SharedDevice:
         else:
             prefill = self._sharing.hold_prefill(prefill_rank, now) or self._hold_for_lease(now)
         decode = self._sharing.hold_decode(now)
+        self._share_cores(1 + self._sharing.others_at_work(now))
         self._publish()
         return Permits(prefill=prefill, decode=decode)
 

@@ -34,15 +34,17 @@ def test_only_the_cpu_build_is_helped(names: list[str], expected: bool) -> None:
 @pytest.mark.parametrize(
     ("base", "expected"),
     [
-        ({}, {"LD_PRELOAD": "/x.so", "OPENBLAS_NUM_THREADS": "4"}),
-        ({"LD_PRELOAD": "/a.so"}, {"LD_PRELOAD": "/x.so:/a.so", "OPENBLAS_NUM_THREADS": "4"}),
+        ({}, {"LD_PRELOAD": "/x.so"}),
+        ({"LD_PRELOAD": "/a.so"}, {"LD_PRELOAD": "/x.so:/a.so"}),
         ({"OPENBLAS_NUM_THREADS": "1"}, {"LD_PRELOAD": "/x.so", "OPENBLAS_NUM_THREADS": "1"}),
-        ({"HOME": "/h"}, {"HOME": "/h", "LD_PRELOAD": "/x.so", "OPENBLAS_NUM_THREADS": "4"}),
+        ({"OPENBLAS_THREAD_TIMEOUT": "20"}, {"LD_PRELOAD": "/x.so", "OPENBLAS_THREAD_TIMEOUT": "20"}),
+        ({"HOME": "/h"}, {"HOME": "/h", "LD_PRELOAD": "/x.so"}),
     ],
 )
 def test_what_is_set_already_stays(base: dict[str, str], expected: dict[str, str]) -> None:
     """The library comes before what was preloaded, and the operator's thread count wins."""
-    assert blas.preloading(base, "/x.so", 4) == expected
+    chosen = {"OPENBLAS_NUM_THREADS": "4", "OPENBLAS_THREAD_TIMEOUT": "14"}
+    assert blas.preloading(base, "/x.so", 4) == chosen | expected
 
 
 @needs_linux_cpu_build

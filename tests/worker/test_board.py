@@ -308,12 +308,19 @@ class Clock:
         return self.now
 
 
-def shared(runtime_directory: Path, incarnation: int, clock: Clock, **settings: float) -> SharedDevice:
+def shared(
+    runtime_directory: Path,
+    incarnation: int,
+    clock: Clock,
+    share_cores: Callable[[int], None] = lambda _workers: None,
+    **settings: float,
+) -> SharedDevice:
     return SharedDevice(
         Board(runtime_directory, Incarnation(incarnation), clock=clock, scan_every_seconds=0.0),
         PrefillLease(runtime_directory),
         SharingSettings(**settings),  # pyright: ignore[reportArgumentType]
         clock=clock,
+        share_cores=share_cores,
     )
 
 
@@ -374,3 +381,20 @@ def test_the_lease_of_a_stopped_worker_stops_nobody(start: StartOther, runtime_d
     three = start(3)
     assert three.does("take") == "taken", "one took the real lease again, and gave it back when idle"
     one.close()
+
+
+def test_who_computes_beside_it_is_told(runtime_directory: Path) -> None:
+    """Cores are divided by the workers that are at work: not by idle ones, nor by one that was stopped in its midst."""
+    clock = Clock()
+    told: list[int] = []
+    one = shared(runtime_directory, 1, clock, share_cores=told.append)
+    two = shared(runtime_directory, 2, clock)
+    one.ask(LOAD, None)
+    two.ask(LOAD, None)
+    one.ask(LOAD, None)
+    two.idle(Load())
+    one.ask(LOAD, None)
+    two.ask(LOAD, None)
+    clock.now += 60
+    one.ask(LOAD, None)
+    assert told == [1, 2, 1, 1]

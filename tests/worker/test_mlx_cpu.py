@@ -1,0 +1,128 @@
+# pyright: basic
+"""Attention and sigmoid as this repository writes them for MLX's CPU build are those of MLX."""
+
+import subprocess
+import sys
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from worker import mlx_cpu
+
+_attention = mx.fast.scaled_dot_product_attention
+_sigmoid = mx.sigmoid
+
+
+def arrays(
+    length: int, context: int, *, heads: int = 6, kv_heads: int = 2, batch: int = 2, dtype: mx.Dtype = mx.float32
+) -> tuple[mx.array, mx.array, mx.array]:
+    """Queries, keys and values of unequal widths, the latter slices of something longer, as caches hand them."""
+    mx.random.seed(length * 1000 + context)
+    queries = mx.random.normal((batch, length, heads, 16)).swapaxes(1, 2) * 3
+    keys = mx.random.normal((batch, kv_heads, context + 5, 16))[:, :, :context]
+    values = mx.random.normal((batch, kv_heads, context + 5, 12))[:, :, :context]
+    return queries.astype(dtype), keys.astype(dtype), values.astype(dtype)
+
+
+def causal(length: int, context: int) -> mx.array:
+    return mx.arange(context - length, context)[:, None] >= mx.arange(context)[None]
+
+
+def masks(length: int, context: int) -> dict[str, Any]:
+    seen = causal(length, context)
+    window = seen & (mx.arange(context - length, context)[:, None] < mx.arange(context)[None] + 7)
+    first = mx.array([0, min(3, context - length)])  # how much of the left of each row is padding
+    padded = seen & (first[:, None, None, None] <= mx.arange(context))
+    biased = mx.where(seen, mx.random.normal((2, 6, length, context)), -mx.inf)
+    return {
+        "none": None,
+        "causal": "causal",
+        "two dimensions": seen,
+        "window": window,
+        "batch": padded,
+        "added": mx.where(seen, 0.0, -1e9),
+        "added, by head": biased,
+        "one for all queries": mx.arange(context)[None] < max(1, context - 2),
+    }
+
+
+@pytest.mark.parametrize("name", list(masks(1, 1)))
+@pytest.mark.parametrize(("length", "context"), [(1, 1), (1, 40), (5, 5), (63, 90), (64, 64), (65, 300), (200, 260)])
+def test_attention_is_that_of_mlx(length: int, context: int, name: str) -> None:
+    """For every form of mask, at lengths around the pieces that it goes over."""
+    queries, keys, values = arrays(length, context)
+    mask = masks(length, context)[name]
+
+    expected = _attention(queries, keys, values, scale=0.3, mask=mask)
+    actual = mlx_cpu.scaled_dot_product_attention(queries, keys, values, scale=0.3, mask=mask)
+
+    assert actual.shape == expected.shape
+    assert actual.dtype == mx.float32
+    assert mx.abs(actual - expected).max().item() < 1e-5
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 3, 6])
+def test_heads_may_share_keys(kv_heads: int) -> None:
+    """Any number of queries' heads to one of keys."""
+    queries, keys, values = arrays(70, 150, kv_heads=kv_heads)
+    for mask in ("causal", causal(70, 150)):
+        expected = _attention(queries, keys, values, scale=0.25, mask=mask)
+        actual = mlx_cpu.scaled_dot_product_attention(queries, keys, values, scale=0.25, mask=mask)
+        assert mx.abs(actual - expected).max().item() < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+def test_other_types_are_mlx_own(dtype: mx.Dtype) -> None:
+    """To the last bit."""
+    queries, keys, values = arrays(20, 40, dtype=dtype)
+    expected = _attention(queries, keys, values, scale=0.25, mask="causal")
+    actual = mlx_cpu.scaled_dot_product_attention(queries, keys, values, scale=0.25, mask="causal")
+    assert actual.dtype == dtype
+    assert mx.array_equal(actual, expected)
+
+
+def test_sinks_are_mlx_own() -> None:
+    """What asks for more than a mask is handed on."""
+    queries, keys, values = arrays(20, 40)
+    values = values[..., :12]
+    sinks = mx.random.normal((6,))
+    expected = _attention(queries, keys, values, scale=0.25, mask="causal", sinks=sinks)
+    actual = mlx_cpu.scaled_dot_product_attention(queries, keys, values, scale=0.25, mask="causal", sinks=sinks)
+    assert mx.array_equal(actual, expected)
+
+
+def test_large_scores_do_not_overflow() -> None:
+    """A score of thousands, as some models have."""
+    queries, keys, values = arrays(9, 30)
+    expected = _attention(queries * 200, keys, values, scale=1.0, mask="causal")
+    actual = mlx_cpu.scaled_dot_product_attention(queries * 200, keys, values, scale=1.0, mask="causal")
+    assert mx.abs(actual - expected).max().item() < 1e-3
+
+
+def test_sigmoid_is_that_of_mlx() -> None:
+    """Over all that float32 holds, inside compiled functions too; other types are MLX's own."""
+    numbers = mx.concatenate([mx.linspace(-120, 120, 4001), mx.array([-3e38, 3e38, -mx.inf, mx.inf, 0.0])])
+    for function in (mlx_cpu.sigmoid, mx.compile(mlx_cpu.sigmoid)):
+        assert mx.abs(function(numbers) - _sigmoid(numbers)).max().item() < 1e-6
+    halves = numbers.astype(mx.bfloat16)
+    assert mx.array_equal(mlx_cpu.sigmoid(halves), _sigmoid(halves))
+    assert mlx_cpu.sigmoid(0).item() == 0.5
+
+
+PROGRAM = """
+import sys
+import mlx.core as mx
+before = mx.fast.scaled_dot_product_attention, mx.sigmoid
+device = mx.Device(getattr(mx, sys.argv[1]))
+mx.default_device = lambda: device
+from worker import mlx_cpu
+print(mlx_cpu.install(), mx.fast.scaled_dot_product_attention is before[0], mx.sigmoid is before[1])
+"""
+
+
+@pytest.mark.parametrize(("device", "said"), [("cpu", "True False False"), ("gpu", "False True True")])
+def test_only_the_cpu_is_helped(device: str, said: str) -> None:
+    """On a GPU MLX's own kernels stay. In a process of its own, since it replaces them for all."""
+    ended = subprocess.run([sys.executable, "-c", PROGRAM, device], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == said

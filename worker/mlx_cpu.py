@@ -1,0 +1,80 @@
+# pyright: basic
+"""Two functions of MLX, for its CPU build on Linux only, where `exp` is the slowest thing that a prompt meets.
+
+That build computes `exp` one number at a time, at some 10 ns each, and softmax and sigmoid rest on it: at a context of
+2,000 tokens softmax alone took half of a pass of SmolLM2. `power(2, x)` goes to the C library and takes 4 ns (mlx
+0.32.4). So in float32 `exp(x)` is written as `2 ** (x log2 e)` here, which is the same function to the last bits.
+
+Attention goes over a few queries at a time, so that their scores stay in the processor's cache, and a causal one does
+not look at keys that its queries may not see. What is not float32, or asks for more than a mask, is handed on to MLX.
+"""
+
+import math
+from typing import Any
+
+import mlx.core as mx
+
+_LOG2_E = math.log2(math.e)
+_QUERIES_AT_ONCE = 64
+
+_attention = mx.fast.scaled_dot_product_attention
+_sigmoid = mx.sigmoid
+
+
+def install() -> bool:
+    """Replace them if MLX computes on the CPU; says whether it does. Call it before a model is loaded or compiled."""
+    if mx.default_device().type != mx.DeviceType.cpu:
+        return False
+    mx.fast.scaled_dot_product_attention = scaled_dot_product_attention
+    mx.sigmoid = sigmoid
+    return True
+
+
+def sigmoid(a: Any, **others: Any) -> mx.array:
+    """As `mx.sigmoid`."""
+    if others or not isinstance(a, mx.array) or a.dtype != mx.float32:
+        return _sigmoid(a, **others)
+    return 1 / (1 + mx.power(mx.array(2.0), a * -_LOG2_E))
+
+
+def scaled_dot_product_attention(
+    queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, mask: Any = None, **others: Any
+) -> mx.array:
+    """As `mx.fast.scaled_dot_product_attention`: `[batch, heads, length, width]`, fewer heads of keys and values."""
+    is_plain = all(other is None for other in others.values())
+    if not is_plain or any(array.dtype != mx.float32 for array in (queries, keys, values)):
+        return _attention(queries, keys, values, scale=scale, mask=mask, **others)
+    length, context = queries.shape[2], keys.shape[2]
+    queries = queries * (scale * _LOG2_E)
+    parts: list[mx.array] = []
+    for start in range(0, length, _QUERIES_AT_ONCE):
+        end = min(length, start + _QUERIES_AT_ONCE)
+        seen, rows = context, mask
+        if isinstance(mask, str):
+            seen = context - length + end
+            rows = None if length == 1 else mx.arange(seen - end + start, seen)[:, None] >= mx.arange(seen)[None]
+        elif mask is not None and mask.ndim > 1 and mask.shape[-2] > 1:
+            rows = mask[..., start:end, :]
+        parts.append(_attend(queries[:, :, start:end], keys[:, :, :seen], values[:, :, :seen], rows))
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+
+
+def _attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None) -> mx.array:
+    """`queries` are scaled, to powers of 2."""
+    batch, heads, length, width = queries.shape
+    kv_heads, context = keys.shape[1:3]
+    # Heads that share keys are one product with them; apart, each would read the keys anew.
+    exponents = queries.reshape(batch, kv_heads, -1, width) @ keys.swapaxes(-1, -2)
+    if mask is not None:
+        exponents = _masked(exponents.reshape(batch, heads, length, context), mask)
+        exponents = exponents.reshape(batch, kv_heads, -1, context)
+    weights = mx.power(mx.array(2.0), exponents - exponents.max(axis=-1, keepdims=True))
+    # A product with ones, since MLX sums a row one number at a time as well.
+    sums = weights @ mx.ones((context, 1))
+    return ((weights @ values) / sums).reshape(batch, heads, length, values.shape[-1])
+
+
+def _masked(exponents: mx.array, mask: mx.array) -> mx.array:
+    if mask.dtype == mx.bool_:
+        return mx.where(mask, exponents, mx.finfo(mx.float32).min)
+    return exponents + mask * _LOG2_E
