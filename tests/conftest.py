@@ -14,6 +14,9 @@ from hypothesis import settings
 
 from tests.fakes.script_model import make_script_model
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+"""Workers of one service divide the cores; two processes of tests, each with services of its own, would not."""
+
 settings.register_profile("default", deadline=None, max_examples=100)
 settings.register_profile("thorough", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

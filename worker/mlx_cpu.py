@@ -49,7 +49,8 @@ def scaled_dot_product_attention(
     parts: list[mx.array] = []
     for start in range(0, length, _QUERIES_AT_ONCE):
         end = min(length, start + _QUERIES_AT_ONCE)
-        seen, rows = context, mask
+        seen: int = context
+        rows: Any = mask
         if isinstance(mask, str):
             seen = context - length + end
             rows = None if length == 1 else mx.arange(seen - end + start, seen)[:, None] >= mx.arange(seen)[None]
