@@ -36,7 +36,7 @@ from gateway.dispatch_terms import (
 from gateway.fleet import Fleet
 from gateway.fleet_effects import FleetEffects
 from gateway.fleet_failures import shutting_down
-from gateway.fleet_terms import AdmissionClosed, Draining, Ready, StopAsked
+from gateway.fleet_terms import AdmissionClosed, Draining, Ready, StopAsked, TimerFired
 from gateway.fresh_books import FreshBooks
 from gateway.model_status import ModelFacts, model_status
 from gateway.model_waiters import ModelWaiters, Outcome
@@ -247,6 +247,8 @@ class Dispatch:
                 await intake.drain_deadline_passed()
             case Stopped():
                 return
+            case TimerFired():
+                await effects.time_passed()
             case AdmissionClosed():
                 self._closed = True
                 await effects.tell(entry)

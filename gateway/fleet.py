@@ -4,8 +4,8 @@ One process per model, however many ask. A crash costs one restart; crashes in a
 close the model for a while. A process is asked to go before it is told, and killed only when it has proved deaf.
 
 What follows from each event stands here. Its parts: `fleet_starts` (who has room), `fleet_stops` (the ladder),
-`fleet_crashes` (what a crash costs), `fleet_deadlines` (when to look again), `fleet_failures` (what clients hear),
-`fleet_life` (what is remembered of one model).
+`fleet_crashes` (what a crash costs), `fleet_suspensions` (who is held from outside), `fleet_deadlines` (when to look
+again), `fleet_failures` (what clients hear), `fleet_life` (what is remembered of one model).
 """
 
 from typing import assert_never
@@ -25,6 +25,7 @@ from gateway.fleet_failures import (
 from gateway.fleet_life import Life, fail_waiting, incarnation_of, note_work
 from gateway.fleet_starts import FleetStarts
 from gateway.fleet_stops import climb, drain, lose, next_rung
+from gateway.fleet_suspensions import note_continued, note_suspended, suspended_at
 from gateway.fleet_terms import (
     Absent,
     AdmissionClosed,
@@ -54,6 +55,7 @@ from gateway.fleet_terms import (
     WorkerHello,
     WorkerLost,
     WorkerReady,
+    WorkerSeen,
     WorkerState,
     WorkerStuck,
 )
@@ -93,12 +95,16 @@ class Fleet:
         """The live process of this model, if there is one."""
         return incarnation_of(self.state(model))
 
+    def is_suspended(self, model: ModelName) -> bool:
+        """Whether this model's process was stopped from outside when last looked at."""
+        return suspended_at(self.state(model)) is not None
+
     def residents(self) -> tuple[Resident, ...]:
         """Who has memory, or waits for it."""
         return self._starts.residents()
 
     def stuck_reason(self, model: ModelName, now: float) -> str | None:
-        """Why this model's work does not move, in words, when it has not moved for half of its limit or longer."""
+        """Why this model's work does not move, in words: it is held, or has not moved for half of its limit."""
         return stuck_reason(self.state(model), self._settings, now)
 
     # --- deciding --------------------------------------------------------------------------------------------------
@@ -133,11 +139,11 @@ class Fleet:
                 return self._pong(event, now)
             case WorkerLost(model=model, incarnation=incarnation, reason=reason):
                 life = self._live(model, incarnation)
-                if life is None or isinstance(life.state, Draining):
-                    return []
-                return lose(life, incarnation, reason, self._settings, now, unanswered="retry")
+                return [] if life is None else lose(life, incarnation, reason, self._settings, now)
             case WorkerExited():
                 return self._exited(event, now)
+            case WorkerSeen():
+                return self._seen(event, now)
             case TimerFired():
                 return self._timer(now)
             case StopAsked(model=model):
@@ -284,6 +290,13 @@ class Fleet:
             life.state = replace(life.state, steps=event.steps, progress_at=now)
         return []
 
+    def _seen(self, event: WorkerSeen, now: float) -> list[Effect]:
+        life = self._live(event.model, event.incarnation)
+        if life is None:
+            return []
+        note = note_suspended if event.condition == "suspended" else note_continued
+        return note(life, self._settings, now)
+
     # --- a process ends --------------------------------------------------------------------------------------------
 
     def _exited(self, event: WorkerExited, now: float) -> list[Effect]:
@@ -332,12 +345,14 @@ class Fleet:
                 return [stuck, *fail_waiting(life, failure), stop]
             case Ready(open_requests=count) if count and now >= state.progress_at + settings.hang_seconds:
                 reason = f"no engine step for {now - state.progress_at:.0f} s with {count} open request(s)"
-                return lose(life, state.incarnation, reason, settings, now, unanswered="fail")
+                return lose(life, state.incarnation, reason, settings, now)
             case Ready() if (leaves_at := unload_at(life, state, settings)) is not None and now >= leaves_at:
                 return drain(life, "unload", settings.drain_seconds, now)
             case Ready():
                 interval = settings.ping_working_seconds if state.open_requests else settings.ping_idle_seconds
                 life.state = replace(state, next_ping_at=now + interval)
+                if state.suspended_at is not None:  # it reads nothing, and would find them all when it goes on
+                    return []
                 return [PingWorker(model=life.model, incarnation=state.incarnation)]
             case Draining():
                 return next_rung(life, state, settings, now)

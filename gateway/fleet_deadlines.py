@@ -50,8 +50,13 @@ def unload_at(life: Life, state: Ready, settings: FleetSettings) -> float | None
 
 
 def stuck_reason(state: WorkerState, settings: FleetSettings, now: float) -> str | None:
-    """Why a model's work does not move, in words, when it has not moved for half of its limit or longer."""
+    """Why a model's work does not move, in words: it is held, or has not moved for half of its limit or longer."""
     match state:
+        case Starting(suspended_at=float(at)) | Ready(suspended_at=float(at)):
+            return (
+                f"the process is stopped since {now - at:.0f} s, by a signal or a debugger, and left alone; "
+                "its requests wait until it is continued (SIGCONT)"
+            )
         case Ready(open_requests=count, progress_at=at) if count and now - at >= settings.hang_seconds / 2:
             return (
                 f"{count} open request(s), no engine step for {now - at:.0f} s; "

@@ -23,21 +23,25 @@ from gateway.fleet_terms import (
     ReleaseWaiting,
     StartWorker,
     StopWorker,
+    SuspensionNoted,
     TimerFired,
     WakeAt,
     WorkChanged,
     WorkerLost,
+    WorkerSeen,
     WorkerStuck,
 )
+from gateway.in_flight import HELD_BY_RESTART
 from gateway.open_requests import OpenRequest
 from gateway.worker_socket import WorkerSocket
+from protocol.generation import Waiting
 from protocol.ids import Incarnation, ModelName
 from protocol.sockets import PeerGone
 
 _log = structlog.get_logger()
 
 _DEATHS_FOR_FAILURE = 2
-"""A request that nobody answered goes to the next process once, in case it was not what killed the first."""
+"""A request without an answer goes to the next process once, in case it was not what killed the first."""
 
 
 class FleetEffects:
@@ -65,6 +69,16 @@ class FleetEffects:
         for effect in self._fleet.handle(event, self._clock()):
             await self._perform(effect)
 
+    async def time_passed(self) -> None:
+        """The fleet's timer fired. Before it judges who is late it hears who is held."""
+        for worker in tuple(self._processes.everything()):
+            model, incarnation = worker.model, worker.incarnation
+            if self._processes.is_suspended(worker):
+                await self.tell(WorkerSeen(model=model, incarnation=incarnation, condition="suspended"))
+            elif self._fleet.is_suspended(model):
+                await self.tell(WorkerSeen(model=model, incarnation=incarnation, condition="continued"))
+        await self.tell(TimerFired())
+
     async def release(
         self,
         model: ModelName,
@@ -91,13 +105,14 @@ class FleetEffects:
         again: list[OpenRequest] = []
         for request in self._open.sent_to(effect.incarnation):
             request.deaths += 1
-            if effect.unanswered == "retry" and request.phase == "sent" and request.deaths < _DEATHS_FOR_FAILURE:
+            if effect.unanswered == "retry" and request.has_no_answer and request.deaths < _DEATHS_FOR_FAILURE:
                 again.append(request)
             else:
                 self._open.remove(request)
                 request.fail(effect.failure)
         for request in again:
             self._open.wait(request)
+            request.reply.put(Waiting(request_id=request.request_id, ahead=0, held_by=HELD_BY_RESTART))
         if again:
             await self.tell(ModelWanted(model=effect.model))
         await self.work_changed(effect.model, effect.incarnation)
@@ -151,6 +166,13 @@ class FleetEffects:
             case WorkerStuck():
                 _log.warning("worker_stuck", model=effect.model, incarnation=effect.incarnation, reason=effect.reason)
                 self.tell_if_stranded(effect.model)
+            case SuspensionNoted():
+                _log.warning(
+                    f"worker_{effect.change}",
+                    model=effect.model,
+                    incarnation=effect.incarnation,
+                    seconds=round(effect.seconds, 1),
+                )
             case GaveUp():
                 _log.error("model_given_up", model=effect.model, reason=effect.failure.message)
             case _:

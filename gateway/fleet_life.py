@@ -22,6 +22,8 @@ from protocol.failures import Failure
 from protocol.ids import Incarnation, ModelName
 from protocol.model_kind import ModelKind
 
+_GIB = 1024**3
+
 
 class Life(Struct, kw_only=True):
     """One model, whatever process it has. Only the fleet and its parts change it.
@@ -74,6 +76,11 @@ def note_work(life: Life, open_requests: int, settings: FleetSettings, now: floa
         if open_requests
         else state.next_ping_at,
     )
+
+
+def start_patience(life: Life, settings: FleetSettings) -> float:
+    """How many seconds a load may take."""
+    return settings.start_timeout_seconds + settings.start_seconds_per_gib * life.weight_bytes / _GIB
 
 
 def forgive_if_stable(life: Life, settings: FleetSettings, now: float) -> None:

@@ -5,7 +5,7 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from gateway.fleet_life import Life, fail_waiting
+from gateway.fleet_life import Life, fail_waiting, start_patience
 from gateway.fleet_stops import drain
 from gateway.fleet_terms import (
     Absent,
@@ -22,8 +22,6 @@ from gateway.fleet_terms import (
 )
 from gateway.residency import Fits, FitsAfter, NeverFits, Resident, need_of, room_for
 from protocol.ids import Incarnation, ModelName
-
-_GIB = 1024**3
 
 
 class FleetStarts:
@@ -110,7 +108,6 @@ class FleetStarts:
     def _spawn(self, life: Life, kind: StartKind, now: float) -> StartWorker:
         incarnation = self._next_incarnation
         self._next_incarnation = Incarnation(incarnation + 1)
-        settings = self._settings
-        patience = settings.start_timeout_seconds + settings.start_seconds_per_gib * life.weight_bytes / _GIB
-        life.state = Starting(incarnation=incarnation, since=now, deadline=now + patience, kind=kind)
+        deadline = now + start_patience(life, self._settings)
+        life.state = Starting(incarnation=incarnation, since=now, deadline=deadline, kind=kind)
         return StartWorker(model=life.model, incarnation=incarnation)

@@ -3,7 +3,7 @@
 SIGKILL can strand wired memory on macOS, so SIGTERM has long to work.
 """
 
-from typing import Literal, assert_never
+from typing import assert_never
 
 from msgspec.structs import replace
 
@@ -100,14 +100,17 @@ def lose(
     reason: str,
     settings: FleetSettings,
     now: float,
-    *,
-    unanswered: Literal["retry", "fail"],
 ) -> list[Effect]:
-    """Its step loop is deaf, so there is no point in asking it to drain; its clients have waited long enough."""
+    """Its step loop is deaf, so there is no point in asking it to drain. Who has no answer yet gets it of the next.
+
+    One that is being stopped already is lost on nobody.
+    """
+    if isinstance(life.state, Draining):
+        return []
     forgive_if_stable(life, settings, now)
     stop = climb(life, incarnation, "lost", "terminate", settings, now)
     return [
         WorkerStuck(model=life.model, incarnation=incarnation, reason=reason),
-        FailOpen(model=life.model, incarnation=incarnation, failure=hung(life.model), unanswered=unanswered),
+        FailOpen(model=life.model, incarnation=incarnation, failure=hung(life.model), unanswered="retry"),
         stop,
     ]

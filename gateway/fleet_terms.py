@@ -60,18 +60,20 @@ class WaitingForMemory(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Starting(Struct, frozen=True, kw_only=True, tag=True):
-    """A process loads the model."""
+    """A process loads the model. For `suspended_at` see Ready."""
 
     incarnation: Incarnation
     since: float
     deadline: float
     kind: StartKind = "normal"
+    suspended_at: float | None = None
 
 
 class Ready(Struct, frozen=True, kw_only=True, tag=True):
     """A process serves. `progress_at` is when its step loop last proved to move, or to have been idle.
 
-    `idle_since` is when its last work ended; it means nothing while there are open requests.
+    `idle_since` is when its last work ended; it means nothing while there are open requests. `suspended_at` is when it
+    was first seen stopped by a signal or a debugger: somebody holds it, so its silence is no fault of its own.
     """
 
     incarnation: Incarnation
@@ -83,6 +85,7 @@ class Ready(Struct, frozen=True, kw_only=True, tag=True):
     kind: StartKind = "normal"
     open_requests: int = 0
     steps: int = 0
+    suspended_at: float | None = None
 
 
 class Draining(Struct, frozen=True, kw_only=True, tag=True):
@@ -181,6 +184,15 @@ class WorkerExited(Struct, frozen=True, kw_only=True, tag=True):
     last_words: Failure | None = None
 
 
+class WorkerSeen(Struct, frozen=True, kw_only=True, tag=True):
+    """What the system says of a process: somebody has it stopped, or not any more. Told before each timer for as long
+    as it is suspended, and once after."""
+
+    model: ModelName
+    incarnation: Incarnation
+    condition: Literal["suspended", "continued"]
+
+
 class TimerFired(Struct, frozen=True, kw_only=True, tag=True):
     """The moment of the latest WakeAt has come."""
 
@@ -210,6 +222,7 @@ FleetEvent = (
     | PongReceived
     | WorkerLost
     | WorkerExited
+    | WorkerSeen
     | TimerFired
     | StopAsked
     | AdmissionClosed
@@ -266,7 +279,7 @@ class FailWaiting(Struct, frozen=True, kw_only=True, tag=True):
 class FailOpen(Struct, frozen=True, kw_only=True, tag=True):
     """End every request that this process had in its hands.
 
-    `unanswered` is for those of which it has said nothing yet: the next process may try them once.
+    `unanswered` is for those that have no piece of their answer yet: the next process may try them once.
     """
 
     model: ModelName
@@ -298,6 +311,15 @@ class WorkerStuck(Struct, frozen=True, kw_only=True, tag=True):
     reason: str
 
 
+class SuspensionNoted(Struct, frozen=True, kw_only=True, tag=True):
+    """Worth a log line, once: a process is held from outside, or was for `seconds` and goes on."""
+
+    model: ModelName
+    incarnation: Incarnation
+    change: Literal["suspended", "continued"]
+    seconds: float = 0.0
+
+
 class GaveUp(Struct, frozen=True, kw_only=True, tag=True):
     """Worth a log line: requests for this model are refused for a while."""
 
@@ -316,5 +338,6 @@ Effect = (
     | WakeAt
     | CrashRecorded
     | WorkerStuck
+    | SuspensionNoted
     | GaveUp
 )

@@ -37,6 +37,9 @@ from protocol.latency import LatencyClass
 HELD_BY_KEY = "key_limit"
 """The key's other requests have to end first (`max_running`)."""
 
+HELD_BY_RESTART = "restart"
+"""Its process is being replaced, and the next one begins it from the start."""
+
 Phase = Literal["waiting_for_model", "queued", "prefilling", "decoding"]
 """`waiting_for_model`: its process has not accepted it yet, mostly since it is loading."""
 
@@ -184,7 +187,11 @@ class InFlight:
             return
         match event:
             case Queued():
-                request.phase, request.prompt_tokens = "queued", event.prompt_tokens
+                request.phase, request.prompt_tokens, request.held_by = "queued", event.prompt_tokens, ""
+            case Waiting(held_by=held_by) if held_by == HELD_BY_RESTART:
+                request.phase, request.held_by = "waiting_for_model", held_by
+                request.ahead, request.eta_seconds = None, None
+                request.prefilling, request.prefill_began = None, None
             case Waiting():
                 request.ahead, request.held_by = event.ahead, event.held_by
                 request.eta_seconds = event.eta_seconds

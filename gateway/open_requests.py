@@ -69,6 +69,11 @@ class OpenRequest(Struct, kw_only=True):
                 return work.latency_class
 
     @property
+    def has_no_answer(self) -> bool:
+        """Whether another process may begin it from the start: of the answer itself nothing was said yet."""
+        return self.phase in ("sent", "accepted")
+
+    @property
     def needs_weights(self) -> bool:
         """Whether it has to wait until its model is loaded."""
         return not isinstance(self.work, Tokenize | Detokenize)

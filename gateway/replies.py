@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from protocol.generation import CallArguments, Delta, LastEvent, Prefilling, Reasoning, RequestEvent, Waiting
+from protocol.generation import CallArguments, Delta, LastEvent, Prefilling, Queued, Reasoning, RequestEvent, Waiting
 from protocol.ids import RequestId
 
 
@@ -24,6 +24,7 @@ class Reply:
         self._events: deque[RequestEvent] = deque()
         self._arrived = asyncio.Event()
         self._complete = False
+        self._accepted = False
         self._watch: Callable[[RequestEvent], None] | None = None
 
     @property
@@ -41,11 +42,18 @@ class Reply:
         self._watch = watch
 
     def put(self, event: RequestEvent) -> None:
-        """Add an event; ignored once the reply is complete, so nothing can end twice."""
+        """Add an event; ignored once the reply is complete, so nothing can end twice.
+
+        A request that a second process begins anew is accepted twice: the reader hears of it once.
+        """
         if self._complete:
             return
         if self._watch is not None:
             self._watch(event)
+        if isinstance(event, Queued):
+            if self._accepted:
+                return
+            self._accepted = True
         last = self._events[-1] if self._events else None
         if (merged := _merged(last, event)) is not None:
             self._events[-1] = merged

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import assert_never
 
 import msgspec
+import psutil
 import structlog
 
 from gateway.dispatch_terms import DispatchSettings, Exited, Inbox, ModelFolders, WorkerProcess
@@ -20,6 +21,8 @@ from protocol.ids import Incarnation, ModelName
 from protocol.launch import WorkerLaunch
 
 _log = structlog.get_logger()
+
+_SUSPENDED = frozenset({psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP})
 
 _LAST_MESSAGES_SECONDS = 0.05
 """What a worker sent just before its exit may still be in ZeroMQ's thread when the exit is seen."""
@@ -68,6 +71,15 @@ class WorkerProcesses:
         task = tasks.create_task(self._run(worker))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def is_suspended(self, worker: WorkerProcess) -> bool:
+        """Whether somebody holds it: a signal stopped it, or a debugger. One that has ended is held by nobody."""
+        if worker.child is None:
+            return False
+        try:
+            return psutil.Process(worker.child.pid).status() in _SUSPENDED
+        except psutil.Error:
+            return False
 
     async def stop(self, effect: StopWorker, socket: WorkerSocket) -> None:
         """One rung of the ladder; nothing when the process is gone."""

@@ -291,7 +291,8 @@ class Waiting(Struct, frozen=True, kw_only=True, tag=True):
 
     `ahead` requests of this worker go first. `eta_seconds` until its first token, by measured rates; None is unknown.
     `held_by` says who it waits for: `rows` (all are taken), `higher_class`, `other_model` (its prefill has the device),
-    `disk` (its prefix is being fetched), `memory`; empty: its turn has not come.
+    `disk` (its prefix is being fetched), `memory`; empty: its turn has not come. The gateway itself says `restart`: the
+    process is being replaced.
     """
 
     request_id: RequestId

@@ -1,7 +1,8 @@
 """Field cases B05 and B06 through the clients themselves: a worker that says nothing for long is no reason to hang up.
 
-The clock is scaled: here a client's patience is a second, a keepalive comes every fifth of one, and the worker is held
-for three. In the field it is 300 s (Codex) to 600 s (the SDKs), every ten, and twenty minutes.
+The clock is scaled: here a client's patience is a second, a keepalive comes every fifth of one, a worker that makes no
+step is stuck after three, and it is held for three, or twelve. In the field it is 300 s (Codex) to 600 s (the SDKs),
+every ten, a minute, and twenty.
 """
 
 import json
@@ -16,15 +17,19 @@ from pathlib import Path
 import anthropic
 import httpx
 import openai
+import psutil
 import pytest
 
 from tests.cases.conftest import MODEL
 from tests.fakes.http_answers import assert_serves
-from tests.fakes.live_service import LiveService, live_service
+from tests.fakes.live_service import LiveService, live_service, until
 from tests.fakes.script_model import said_by
 
 PATIENCE_SECONDS = 1.0
 HELD_SECONDS = 3.0
+LONG_HELD_SECONDS = 12.0
+"""Four times what makes a worker that runs a stuck one."""
+
 SAID = "SC19"
 TEXT = said_by(SAID)
 
@@ -37,7 +42,7 @@ Client = Callable[[LiveService, Started], str]
 
 @pytest.fixture(scope="module")
 def brisk(script_model: Path) -> Iterator[LiveService]:
-    settings = "waiting.keepalive_seconds = 0.2\nwaiting.headers_seconds = 0.4\n"
+    settings = "waiting.keepalive_seconds = 0.2\nwaiting.headers_seconds = 0.4\nworker.hang_seconds = 3\n"
     with live_service({MODEL: script_model}, settings_toml=settings) as live:
         assert_serves(live, MODEL)
         yield live
@@ -114,24 +119,32 @@ def codex(service: LiveService, started: Started) -> str:
 CLIENTS: tuple[Client, ...] = (openai_chat, openai_responses, anthropic_messages, codex)
 
 
-def hold(service: LiveService, pid: int) -> None:
+def hold(service: LiveService, pid: int, seconds: float = HELD_SECONDS) -> None:
     """The worker's process makes no step for some patiences."""
     os.kill(pid, signal.SIGSTOP)
     try:
-        time.sleep(HELD_SECONDS)  # it is the time that is tested
+        time.sleep(seconds)  # it is the time that is tested
     finally:
         os.kill(pid, signal.SIGCONT)
 
 
-def test_b06_clients_wait_for_a_worker_that_stopped_in_mid_answer(brisk: LiveService) -> None:
-    """B05, B06: all four clients have begun to read when the worker is held; each gets the whole text."""
+def test_b06_clients_wait_as_long_as_a_worker_is_held(brisk: LiveService) -> None:
+    """B05, B06: all four clients have begun to read when the worker is held, and all four ask anew while it is, for far
+    longer than makes a process that runs a stuck one; each gets the whole text, and the process is the same."""
     begun = [threading.Event() for _ in CLIENTS]
     pid = brisk.worker_pid(MODEL)
-    with ThreadPoolExecutor(len(CLIENTS)) as threads:
+    log_length = len(brisk.log)
+    with ThreadPoolExecutor(2 * len(CLIENTS) + 1) as threads:
         answers = [threads.submit(client, brisk, started.set) for client, started in zip(CLIENTS, begun, strict=True)]
         assert all(started.wait(10) for started in begun)
-        hold(brisk, pid)
-        assert [answer.result(20) for answer in answers] == [TEXT] * len(CLIENTS)
+        holding = threads.submit(hold, brisk, pid, LONG_HELD_SECONDS)
+        until("it is held", lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+        answers += [threads.submit(client, brisk, lambda: None) for client in CLIENTS]
+        holding.result(LONG_HELD_SECONDS + 5)
+        assert [answer.result(20) for answer in answers] == [TEXT] * len(answers)
+    assert brisk.model(MODEL).pid == pid
+    said = brisk.log[log_length:]
+    assert (said.count("worker_suspended"), said.count("worker_continued")) == (1, 1)
 
 
 def test_b06_clients_wait_for_a_worker_that_has_not_seen_them(brisk: LiveService) -> None:

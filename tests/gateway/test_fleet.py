@@ -43,6 +43,7 @@ from gateway.fleet_terms import (
     WorkerHello,
     WorkerLost,
     WorkerReady,
+    WorkerSeen,
     WorkerStuck,
 )
 from protocol import generation
@@ -324,11 +325,13 @@ def work(clockwork: Clockwork) -> Incarnation:
 
 
 def test_no_step_within_the_limit_is_a_wedge() -> None:
-    """Its requests fail at once, it gets SIGTERM, and SIGKILL after the grace; then the model restarts."""
+    """What has begun to answer fails at once and all else goes to the next process; it gets SIGTERM, and SIGKILL after
+    the grace; then the model restarts."""
     clockwork = Clockwork()
     incarnation = work(clockwork)
     effects = [e for e in clockwork.pass_time(SETTINGS.hang_seconds) if not isinstance(e, PingWorker)]
     assert kinds(effects) == ["WorkerStuck", "FailOpen", "StopWorker"]
+    assert [effect.unanswered for effect in effects if isinstance(effect, FailOpen)] == ["retry"]
     assert clockwork.fleet.stuck_reason(MODEL, clockwork.now) is not None
     [kill] = clockwork.pass_time(SETTINGS.terminate_grace_seconds)
     assert kill == StopWorker(model=MODEL, incarnation=incarnation, how="kill", within_seconds=10.0)
@@ -368,6 +371,61 @@ def test_a_gateway_that_slept_blames_nobody() -> None:
     assert kinds(clockwork.tell(TimerFired())) == ["PingWorker"]
     assert isinstance(clockwork.state(), Ready)
     assert "WorkerStuck" in kinds(clockwork.pass_time(SETTINGS.hang_seconds + 1))
+
+
+def look(clockwork: Clockwork, condition: Literal["suspended", "continued"]) -> list[str]:
+    """What dispatch says of the live process before a timer, and what the log gets of it."""
+    seen = WorkerSeen(model=MODEL, incarnation=clockwork.live(), condition=condition)
+    return kinds(clockwork.tell(seen))
+
+
+def pass_held(clockwork: Clockwork, seconds: float) -> list[str]:
+    """Time in which the process is stopped: it is looked at before each timer, and sends nothing."""
+    end = clockwork.now + seconds
+    found: list[str] = []
+    while clockwork.wake_at is not None and clockwork.wake_at <= end:
+        clockwork.now = clockwork.wake_at
+        found += look(clockwork, "suspended") + kinds(clockwork.tell(TimerFired()))
+    clockwork.now = end
+    return found
+
+
+def test_a_process_that_somebody_holds_is_left_alone_however_long() -> None:
+    """Held for a day: said once, no ping, no stop, and the status says why. Continued: it has its whole limit anew, and
+    is a wedge only after that."""
+    clockwork = Clockwork()
+    work(clockwork)
+    clockwork.pass_time(SETTINGS.hang_seconds - 1)
+    assert pass_held(clockwork, 86_400) == ["SuspensionNoted"]
+    reason = clockwork.fleet.stuck_reason(MODEL, clockwork.now)
+    assert reason is not None
+    assert "SIGCONT" in reason
+    assert look(clockwork, "continued") == ["SuspensionNoted"]
+    assert look(clockwork, "continued") == []
+    assert clockwork.fleet.stuck_reason(MODEL, clockwork.now) is None
+    assert set(kinds(clockwork.pass_time(SETTINGS.hang_seconds - 1))) == {"PingWorker"}
+    assert "WorkerStuck" in kinds(clockwork.pass_time(1))
+
+
+def test_a_load_that_somebody_holds_has_its_time_anew() -> None:
+    """The clock of a load stands still while its process does, and begins again with it."""
+    clockwork = Clockwork()
+    clockwork.tell(ModelWanted(model=MODEL))
+    assert pass_held(clockwork, 86_400) == ["SuspensionNoted"]
+    assert isinstance(clockwork.state(), Starting)
+    assert look(clockwork, "continued") == ["SuspensionNoted"]
+    assert clockwork.pass_time(SETTINGS.start_timeout_seconds - 1) == []
+    assert "WorkerStuck" in kinds(clockwork.pass_time(1))
+
+
+def test_a_held_process_is_not_spared_by_a_stop() -> None:
+    """An unload climbs the ladder to its end, for a stopped process obeys nothing but SIGKILL."""
+    clockwork = Clockwork()
+    work(clockwork)
+    assert look(clockwork, "suspended") == ["SuspensionNoted"]
+    clockwork.tell(StopAsked(model=MODEL))
+    assert pass_held(clockwork, 3600) == ["FailOpen", "StopWorker", "StopWorker", "WorkerStuck"]
+    assert [effect.how for effect in clockwork.seen if isinstance(effect, StopWorker)] == ["drain", "terminate", "kill"]
 
 
 def test_a_process_that_survives_sigkill_is_reported_and_not_replaced() -> None:
@@ -532,6 +590,12 @@ class FleetMachine(RuleBasedStateMachine):
             before = self.clockwork.fleet.state(model)
             self.tell(exited(Incarnation(incarnation), model))
             assert self.clockwork.fleet.state(model) == before
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data(), condition=st.sampled_from(["suspended", "continued"]))
+    def be_held(self, data: st.DataObject, condition: Literal["suspended", "continued"]) -> None:
+        incarnation = data.draw(st.sampled_from(sorted(self.alive)))
+        self.tell(WorkerSeen(model=self.alive[incarnation], incarnation=incarnation, condition=condition))
 
     @rule(model=st.sampled_from(models))
     def unload(self, model: ModelName) -> None:

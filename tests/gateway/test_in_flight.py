@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admission import KeyLimits
-from gateway.in_flight import HELD_BY_KEY, InFlight, InFlightRequest, log_fields
+from gateway.in_flight import HELD_BY_KEY, HELD_BY_RESTART, InFlight, InFlightRequest, log_fields
 from protocol.generation import (
     Delta,
     Finished,
@@ -64,6 +64,23 @@ def after(*events: RequestEvent) -> tuple[InFlight, InFlightRequest]:
     for event in events:
         book.advance(event, 10.0)
     return book, entry
+
+
+def test_whose_process_is_replaced_waits_for_the_model_again() -> None:
+    """Its progress is forgotten, it runs no more, and the next process takes it through the same phases."""
+    book, entry = after(QUEUED, PREFILLING)
+    book.advance(Waiting(request_id=ID, ahead=0, held_by=HELD_BY_RESTART), 11.0)
+    view = book.view(entry, loading=Loading(done_bytes=1, total_bytes=2), now=12.0)
+    assert (view.phase, view.held_by, view.loading_percent, view.progress) == (
+        "waiting_for_model",
+        HELD_BY_RESTART,
+        50,
+        None,
+    )
+    assert not entry.is_running
+    book.advance(QUEUED, 13.0)
+    view = book.view(entry, loading=None, now=13.0)
+    assert (view.phase, view.held_by, view.eta_seconds) == ("queued", "", None)
 
 
 def test_the_phases_of_a_life() -> None:

@@ -48,6 +48,17 @@ async def read(reply: Reply) -> list[RequestEvent]:
         return [event async for event in reply]
 
 
+def test_a_request_is_accepted_once_however_many_processes_had_it() -> None:
+    """A second `Queued` is for the watcher, which keeps the books; the reader's answer has begun already."""
+    seen: list[RequestEvent] = []
+    reply = new_reply()
+    reply.watch(seen.append)
+    for event in (QUEUED, progress(1), QUEUED, progress(0), delta("a"), FINISHED):
+        reply.put(event)
+    assert asyncio.run(read(reply)) == [QUEUED, progress(0), delta("a"), FINISHED]
+    assert seen.count(QUEUED) == 2
+
+
 def test_a_watcher_sees_what_a_slow_reader_does_not() -> None:
     """Every event as it is put, those before it too, and none after the end; the reader's are merged all the same."""
     seen: list[RequestEvent] = []

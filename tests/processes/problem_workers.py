@@ -213,6 +213,15 @@ class HangsMidStep(EchoWorker):
         self.peer.send(finished(request_id, 1))
 
 
+class HangsBeforeTheAnswer(EchoWorker):
+    """The first process of the model reads a prompt for ever; those after it are well."""
+
+    def generate(self, request_id: RequestId, text: str) -> None:
+        if self.launch.incarnation == 1:
+            threading.Event().wait()
+        super().generate(request_id, text)
+
+
 class HangsAndIgnoresSigterm(HangsMidStep):
     def introduce(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -279,6 +288,7 @@ WORKERS: dict[str, Callable[[WorkerPeer, WorkerLaunch], EchoWorker]] = {
     "never_ready": NeverReady,
     "answers_early": AnswersEarly,
     "hangs_mid_step": HangsMidStep,
+    "hangs_before_the_answer": HangsBeforeTheAnswer,
     "hangs_and_ignores_sigterm": HangsAndIgnoresSigterm,
     "ignores_sigterm": IgnoresSigterm,
     "speaks_old_protocol": SpeaksOldProtocol,

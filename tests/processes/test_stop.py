@@ -1,6 +1,8 @@
 """Stopping: asked first, then told, killed only when deaf; and never a request without an answer."""
 
 import asyncio
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import psutil
 from msgspec.structs import replace
 
 from protocol.failures import FailureKind
-from protocol.generation import Finished
+from protocol.generation import Finished, Prefilling, Queued
 from protocol.ids import ModelName
 from tests.processes.gateway_stand_in import cachestore_settings
 from tests.processes.serving import QUICK, serving, settings_for, status_of, submit, until
@@ -68,6 +70,47 @@ async def test_a_worker_that_makes_no_step_is_replaced(runtime_directory: Path) 
         assert status.restarts == 1
         assert status.last_exit is not None
         assert status.last_exit.signal == 15
+
+
+async def test_who_has_no_answer_yet_gets_it_of_the_next_process(runtime_directory: Path) -> None:
+    """A hung process is replaced; what it had only accepted, and what it never read, is answered by the next one, and
+    each is accepted once as far as its client hears."""
+    async with serving(settings_for(runtime_directory, WEDGED)) as dispatch:
+        accepted = submit(dispatch, "hangs_before_the_answer")
+        await until(lambda: any(isinstance(event, Prefilling) for event in accepted.events))
+        unread = [submit(dispatch, "hangs_before_the_answer") for _ in range(3)]
+        for one in (accepted, *unread):
+            assert isinstance(await one.end(), Finished)
+            assert one.text == "hello there "
+            assert sum(isinstance(event, Queued) for event in one.events) == 1
+        status = status_of(dispatch, "hangs_before_the_answer")
+        assert (status.restarts, status.incarnation) == (1, 2)
+
+
+async def test_a_worker_that_somebody_holds_is_not_replaced(runtime_directory: Path) -> None:
+    """Stopped by a signal for several limits, with work in mid-answer and unread: nothing is killed, both go on."""
+    async with serving(settings_for(runtime_directory, WEDGED)) as dispatch:
+        streaming = submit(dispatch, "well_behaved", "forever")
+        await streaming.has_text()
+        pid = status_of(dispatch, "well_behaved").pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        began = time.monotonic()
+        try:
+            unread = submit(dispatch, "well_behaved")
+            await until(lambda: time.monotonic() - began > 4 * WEDGED.hang_seconds)
+            reason = status_of(dispatch, "well_behaved").stuck_reason
+            assert reason is not None
+            assert "SIGCONT" in reason
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        length = len(streaming.text)
+        assert isinstance(await unread.end(), Finished)
+        await until(lambda: len(streaming.text) > length)
+        await until(lambda: status_of(dispatch, "well_behaved").stuck_reason is None)
+        status = status_of(dispatch, "well_behaved")
+        assert (status.pid, status.restarts) == (pid, 0)
+        streaming.reply.cancel()
 
 
 async def test_a_hung_worker_that_ignores_sigterm_is_killed(runtime_directory: Path) -> None:

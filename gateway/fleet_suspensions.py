@@ -1,0 +1,73 @@
+"""Processes that somebody holds: stopped by SIGSTOP, by a shell's Ctrl-Z, at a debugger's breakpoint.
+
+Such a process makes no step and is not stuck. It is left alone for as long as it is held, its requests wait, and when
+it goes on it has all its patience anew. What is being stopped anyhow is not spared.
+"""
+
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from gateway.fleet_life import Life, start_patience
+from gateway.fleet_terms import (
+    Absent,
+    BackingOff,
+    Draining,
+    Effect,
+    FleetSettings,
+    GivenUp,
+    Ready,
+    Starting,
+    SuspensionNoted,
+    WaitingForMemory,
+    WorkerState,
+)
+
+
+def suspended_at(state: WorkerState) -> float | None:
+    """When the process of this state was first seen held; None for one that runs, and where there is none."""
+    match state:
+        case Starting(suspended_at=at) | Ready(suspended_at=at):
+            return at
+        case Absent() | WaitingForMemory() | Draining() | BackingOff() | GivenUp():
+            return None
+        case _:
+            assert_never(state)
+
+
+def note_suspended(life: Life, settings: FleetSettings, now: float) -> list[Effect]:
+    """It is held, at this moment. No deadline may pass before the next look at it."""
+    state = life.state
+    since = suspended_at(state)
+    began = now if since is None else since
+    match state:
+        case Starting():
+            next_look = now + settings.ping_working_seconds
+            life.state = replace(state, suspended_at=began, deadline=max(state.deadline, next_look))
+        case Ready():
+            life.state = replace(state, suspended_at=began, progress_at=now)
+        case Absent() | WaitingForMemory() | Draining() | BackingOff() | GivenUp():
+            return []
+        case _:
+            assert_never(state)
+    if since is not None:
+        return []
+    return [SuspensionNoted(model=life.model, incarnation=state.incarnation, change="suspended")]
+
+
+def note_continued(life: Life, settings: FleetSettings, now: float) -> list[Effect]:
+    """It goes on, with as much time as if it had just begun."""
+    state = life.state
+    since = suspended_at(state)
+    if since is None:
+        return []
+    match state:
+        case Starting():
+            life.state = replace(state, suspended_at=None, deadline=now + start_patience(life, settings))
+        case Ready():
+            life.state = replace(state, suspended_at=None, progress_at=now)
+        case Absent() | WaitingForMemory() | Draining() | BackingOff() | GivenUp():
+            return []
+        case _:
+            assert_never(state)
+    return [SuspensionNoted(model=life.model, incarnation=state.incarnation, change="continued", seconds=now - since)]
