@@ -6,8 +6,10 @@ lease names it; a pinned block's file is never unlinked.
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from protocol.ids import BlockKey, LeaseId
 
@@ -26,7 +28,7 @@ class ReadLease(Struct, frozen=True, kw_only=True):
 
 
 class StageLease(Struct, frozen=True, kw_only=True):
-    """A peer may write one file of at most `reserved_bytes`."""
+    """A peer may write one file of at most `reserved_bytes`. A forgotten one may be written, and not published."""
 
     lease: LeaseId
     peer: bytes
@@ -37,6 +39,7 @@ class StageLease(Struct, frozen=True, kw_only=True):
     expires_at: float
     owner: str = ""
     ttl_seconds: float | None = None
+    fate: Literal["wanted", "forgotten"] = "wanted"
 
 
 Lease = ReadLease | StageLease
@@ -111,6 +114,17 @@ class Pins:
         """The staged file that this peer holds under this lease, if it does."""
         held = self._leases.get(lease)
         return held if isinstance(held, StageLease) and held.peer == peer else None
+
+    def forget_stages(self, *, fingerprint: str | None, owner: str | None) -> int:
+        """What is being written of this model and owner (None: of any) is not to be published. How many there are."""
+        forgotten = [
+            held
+            for held in self._leases.values()
+            if isinstance(held, StageLease) and fingerprint in (None, held.fingerprint) and owner in (None, held.owner)
+        ]
+        for held in forgotten:
+            self._leases[held.lease] = replace(held, fate="forgotten")
+        return len(forgotten)
 
     def release(self, peer: bytes, lease: LeaseId) -> Lease | None:
         """End one lease of a peer. None when it has no such lease (given back before, or run out)."""

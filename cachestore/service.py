@@ -254,6 +254,8 @@ class Service:
         try:
             if not is_block(request, stage):
                 raise NotStored("invalid")
+            if stage.fate == "forgotten":
+                raise NotStored("forgotten")
             row = store.publish(stage, request.parent, request.grains, self._unix_clock())
         except NotStored as why:
             return Declined(call_id=request.call_id, reason=why.reason)
@@ -271,6 +273,8 @@ class Service:
         criteria = PurgeCriteria(
             fingerprint=request.fingerprint, owner=request.owner, unused_for_seconds=request.unused_for_seconds
         )
+        if request.unused_for_seconds is None:  # what is being written was used just now
+            self._pins.forget_stages(fingerprint=request.fingerprint, owner=request.owner)
         blocks, file_bytes = store.forget(criteria, asked_by=request.asked_by, now_unix=self._unix_clock())
         store.make_room(0)  # the audit line counts too
         _log.info("forgotten", criteria=str(criteria), blocks=blocks, file_bytes=file_bytes)

@@ -141,6 +141,9 @@ class CacheDoors:
                 is_meant = model is None or known.name == model
                 if is_meant and self.control.tell(known.name, ForgetHot(owner=owner)) == "told":
                     told.append(known.name)
+            if told:
+                # Their books are asked for behind that order: once these come, no block of before can reach the disk.
+                await self.control.fresh_status()
             if owner is not None:
                 self.recorder.forget(owner)
             elif model is None:

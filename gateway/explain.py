@@ -42,6 +42,7 @@ WORKER_REASONS = {
     "disk_slower": "the prefix is on disk, and to read it would have taken longer than to compute it again",
     "evicted": "the prefix was dropped to make room: raise the cache's budget (`mlxd cache budget`), or pin the prefix",
     "failed": "the cachestore could not look it up; its log says why",
+    "forgotten": "the blocks of this key were forgotten while this request's were read from disk",
     "hybrid_boundary": "this model keeps state that cannot be cut anywhere; reuse ends at its last checkpoint",
     "integrity": "a block's checksum was wrong, so it and all after it were computed again; the log names it",
     "no_space": "the cache's volume is full: make room",

@@ -22,6 +22,7 @@ from protocol.blocks import (
     CacheFailed,
     Declined,
     Fetch,
+    Forget,
     Found,
     Leased,
     Lookup,
@@ -95,7 +96,7 @@ class _Speed:
 
 
 class ColdCache(Generic[Payload]):
-    """`fetch`, `store`, `is_storing` are the step thread's; `deliver` is called on this object's thread.
+    """`fetch`, `store`, `forget`, `is_storing` are the step thread's; `deliver` is called on both threads.
 
     `read(path, tokens)` gives the parts of a block; `write(path, block, tokens, metadata)` makes a block file.
     """
@@ -167,6 +168,17 @@ class ColdCache(Generic[Payload]):
     def unpin(self, owner: str, name: str) -> None:
         request = UnpinBlocks(call_id=next(self._calls), owner=owner, name=name)
         self._jobs.put((2, next(self._order), _PinJob(request)))
+
+    def forget(self, owner: str | None) -> int:
+        """What waits to be written, of one owner or of all, is not written; nor is what is being written, which is
+        deleted if it was. Each is answered as refused. Returns how many there were."""
+        with self._lock:
+            gone = [key for key, block in self._storing.items() if owner is None or block.owner == owner]
+            for key in gone:
+                del self._storing[key]
+        for key in gone:
+            self._deliver(BlockStored(key, "refused"))
+        return len(gone)
 
     def lift_staging_budget(self) -> None:
         """Before the model leaves memory: its blocks are there already, so queueing them costs nothing."""
@@ -347,6 +359,8 @@ class ColdCache(Generic[Payload]):
         )
 
     def _stored(self, peer: Peer[BlockReply, BlockRequest], block: Block[Payload]) -> None:
+        if not self._is_wanted(block):
+            return  # forgotten while it waited, and answered then
         outcome: Literal["durable", "refused"] = "refused"
         try:
             self._publish(peer, block)
@@ -360,8 +374,25 @@ class ColdCache(Generic[Payload]):
             outcome = "durable"
         finally:
             with self._lock:
-                self._storing.pop(block.key, None)
-            self._deliver(BlockStored(block.key, outcome))
+                was_wanted = self._storing.get(block.key) is block
+                if was_wanted:
+                    del self._storing[block.key]
+            if was_wanted:
+                self._deliver(BlockStored(block.key, outcome))
+            elif outcome == "durable":
+                self._unpublish(peer, block)
+
+    def _is_wanted(self, block: Block[Payload]) -> bool:
+        with self._lock:
+            return self._storing.get(block.key) is block
+
+    def _unpublish(self, peer: Peer[BlockReply, BlockRequest], block: Block[Payload]) -> None:
+        """It was forgotten as it was published, perhaps after the store had forgotten the others."""
+        forget = Forget(call_id=next(self._calls), fingerprint=self._fingerprint, owner=block.owner, asked_by="worker")
+        try:
+            self._call(peer, forget, CALL_SECONDS)
+        except ColdCacheUnavailable as why:
+            log.error("forgotten_block_on_disk", reason=str(why), advice="forget again: mlxd cache purge")
 
     def _report_refusal(self, reason: str) -> None:
         """One line when the reason changes, not one per block."""
@@ -403,6 +434,9 @@ class ColdCache(Generic[Payload]):
         except BaseException:
             self._send_release(peer, staged.lease)
             raise
+        if not self._is_wanted(block):
+            self._send_release(peer, staged.lease)
+            raise ColdCacheUnavailable("forgotten")
         published = self._call(
             peer,
             Publish(

@@ -64,6 +64,10 @@ class ColdTier(Protocol[Payload]):
 
     def is_storing(self, key: BlockKey) -> bool: ...
 
+    def forget(self, owner: str | None) -> int:
+        """What waits to be written, of one owner or of all, is not written. Returns how many blocks that are."""
+        ...
+
     @property
     def read_bytes_per_second(self) -> float:
         """How fast blocks came from disk lately."""
@@ -84,6 +88,16 @@ class _Asked:
     outcome: FetchOutcome = field(default_factory=FetchOutcome)
 
 
+@dataclass
+class _Fetching:
+    """Answers that are still to come from the disk for one request; the first `stale` of them were asked for before
+    their owner had these blocks forgotten."""
+
+    owner: str
+    answers: int = 0
+    stale: int = 0
+
+
 class PrefixCache(Generic[Payload]):
     """`reuse_off_reason` non-empty: this model's cache cannot be taken up again, so nothing is ever kept or found."""
 
@@ -95,6 +109,7 @@ class PrefixCache(Generic[Payload]):
         self._policy: PersistPolicy = policy
         self._is_on = not reuse_off_reason
         self._asked: dict[RequestId, _Asked] = {}
+        self._fetching: dict[RequestId, _Fetching] = {}
         self._evicted: OrderedDict[BlockKey, None] = OrderedDict()
         self._pins: dict[tuple[str, str], _Pinned] = {}
         self.misses: Counter[str] = Counter()
@@ -150,11 +165,16 @@ class PrefixCache(Generic[Payload]):
         reachable = len(prepared.grains) * GRAIN_TOKENS
         if hot.tokens >= min(reachable, len(prepared.token_ids) - 1):
             return False
+        owner = prepared.request.cache.owner
+        self._fetching.setdefault(prepared.request_id, _Fetching(owner)).answers += 1
         self._cold.fetch(Fetch(prepared, hot.whole_blocks, hot.tokens, prefill_tokens_per_second))
         return True
 
     def fetched(self, request_id: RequestId, blocks: Sequence[Block[Payload]], outcome: FetchOutcome) -> None:
-        """Blocks came from disk, in order. Those whose parent is gone again are dropped: a miss."""
+        """Blocks came from disk, in order. Those whose parent is gone again are dropped, as are those that were
+        forgotten while they were read: a miss."""
+        if self._is_stale(request_id):
+            blocks, outcome = (), FetchOutcome("forgotten")
         for block in blocks:
             self._note_evicted(self._index.insert(block))
         if asked := self._asked.get(request_id):
@@ -298,7 +318,12 @@ class PrefixCache(Generic[Payload]):
         self._note_evicted(self._index.set_budget(budget_bytes))
 
     def forget(self, owner: str | None) -> int:
-        """Drop hot blocks, those of one owner or all, with their pins. Returns how many there were."""
+        """Drop hot blocks, those of one owner or all, with their pins, and what is on its way to or from the disk.
+        Returns how many hot ones there were."""
+        self._cold.forget(owner)
+        for fetching in self._fetching.values():
+            if owner is None or fetching.owner == owner:
+                fetching.stale = fetching.answers
         keys = [block.key for block in self._index.blocks() if owner is None or block.owner == owner]
         for key in keys:
             self._index.remove(key)
@@ -317,6 +342,19 @@ class PrefixCache(Generic[Payload]):
     def _match(self, prepared: Prepared) -> Match[Payload]:
         self._index.open_root(prepared.root.digest)
         return self._index.match(prepared.root.digest, prepared.token_ids, len(prepared.token_ids) - 1)
+
+    def _is_stale(self, request_id: RequestId) -> bool:
+        """Whether the answer that came for this request is older than a forget. To be asked once for each answer."""
+        fetching = self._fetching.get(request_id)
+        if fetching is None:
+            return False
+        fetching.answers -= 1
+        if not fetching.answers:
+            del self._fetching[request_id]
+        if not fetching.stale:
+            return False
+        fetching.stale -= 1
+        return True
 
     def _why_not_more(self, prepared: Prepared, match: Match[Payload], outcome: FetchOutcome) -> str:
         if match.known_tokens > match.tokens:

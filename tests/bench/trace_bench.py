@@ -106,6 +106,9 @@ class CountedDisk:
     def is_storing(self, key: BlockKey) -> bool:
         return self._cold.is_storing(key)
 
+    def forget(self, owner: str | None) -> int:
+        return self._cold.forget(owner)
+
     @property
     def read_bytes_per_second(self) -> float:
         return self._cold.read_bytes_per_second

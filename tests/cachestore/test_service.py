@@ -285,6 +285,35 @@ def test_forget_deletes_a_model_or_all_and_leased_blocks_when_given_back(worker,
 # --- K06: corrupt or missing blocks ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("criteria", "outcome"),
+    [
+        ({}, Declined(call_id=3, reason="forgotten")),
+        ({"owner": "ada"}, Declined(call_id=3, reason="forgotten")),
+        ({"owner": "ada", "fingerprint": FINGERPRINT}, Declined(call_id=3, reason="forgotten")),
+        ({"owner": "bob"}, Published),
+        ({"owner": "ada", "fingerprint": "beef"}, Published),
+        ({"owner": "ada", "unused_for_seconds": 60.0}, Published),
+    ],
+)
+def test_what_is_being_written_when_it_is_forgotten_is_not_published(worker, directory, criteria, outcome):
+    """A block between Stage and Publish matches like one on disk: else it would come back after the purge. Its file is
+    deleted, and the same block may be written again."""
+    grains = chain("a", 16)
+    parent, own = slot(grains, 0)
+    data = block_bytes(parent, own, owner="ada")
+    staged = worker.stage(BlockKey(own[-1]), len(data), owner="ada")
+    Path(staged.path).write_bytes(data)
+    assert isinstance(worker.ask(Forget(call_id=2, asked_by="t", **criteria)), Forgotten)
+    answer = worker.ask(Publish(call_id=3, lease=staged.lease, parent=parent, grains=own))
+    assert answer == outcome or type(answer) is outcome
+    assert not Path(staged.path).exists()
+    assert grains_found(worker, grains) == ([] if isinstance(answer, Declined) else [16])
+    if isinstance(answer, Declined):
+        assert isinstance(worker.store(grains, 0), Published)
+    worker.check()
+
+
 def _cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 1)
 

@@ -1,13 +1,16 @@
 """Warm, pin, explain and forget through the running service, over HTTP and by command."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from safetensors import safe_open
 
-from tests.cases.test_cache import MODEL, prompt_of
+from protocol.block_file import parse_metadata
+from tests.cases.test_cache import MODEL, block_files, prompt_of
 from tests.fakes.http_answers import COMPLETIONS, Answer, ask_whole
 from tests.fakes.live_service import LiveService, live_service, until
 from tests.fakes.tiny_llama import make_tiny_llama
@@ -123,6 +126,32 @@ def test_to_be_forgotten_is_to_start_cold(ann: httpx.Client, bob: httpx.Client) 
     assert forgotten.json()["models"] == [MODEL]
     assert complete(ann, prompt).cached_tokens == 0
     assert complete(bob, prompt).cached_tokens >= 512
+
+
+def test_what_was_on_its_way_to_the_disk_does_not_come_back(script_model: Path, tmp_path: Path) -> None:
+    """Forgotten while its blocks wait to be written, a key has none on disk once all writing is done."""
+    folder = make_tiny_llama(script_model, tmp_path / "tiny")
+    with live_service({MODEL: folder}, settings_toml='cache.persist = "through"') as live:
+        keys = {name: live.add_key(name) for name in ("ann", "bob")}
+        with live.client(key=keys["ann"]) as ann, live.client(key=keys["bob"]) as bob:
+            complete(bob, prompt_of(100, seed=1))
+            before = until("the first block is on disk", lambda: owners_on_disk(live))
+            for seed in (2, 3, 4):
+                complete(ann, prompt_of(3000, seed=seed))
+            assert ann.post("/v1/cache/forget", json={}).status_code == 200
+            complete(bob, prompt_of(100, seed=5))
+            # One queue: what comes behind it is written when all before it was.
+            after = until("the last block is on disk", lambda: owners_on_disk(live).count(before[0]) > 1)
+            assert after
+            assert set(owners_on_disk(live)) == set(before)
+
+
+def owners_on_disk(service: LiveService) -> list[str]:
+    owners: list[str] = []
+    for path in block_files(service):
+        with contextlib.suppress(Exception), safe_open(path, "np") as file:  # it may be gone by now
+            owners.append(parse_metadata(file.metadata()).owner)
+    return owners
 
 
 def test_the_operators_commands(service: LiveService, ann: httpx.Client, tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from protocol.blocks import (
     CacheFailed,
     Declined,
     Fetch,
+    Forget,
+    Forgotten,
     Found,
     FoundBlock,
     Leased,
@@ -366,6 +368,53 @@ def test_staging_is_bounded(make: Make) -> None:
         worker.cache.store(block)
 
     assert [worker.cache.is_storing(block.key) for block in blocks[1:]] == [False, False]
+
+
+def test_what_is_forgotten_while_it_waits_is_not_written(make: Make) -> None:
+    """Of one owner, or of all: neither what waits nor what is being written. Each is answered."""
+    gate = threading.Event()
+
+    def answer(request: BlockRequest) -> Answer:
+        gate.wait(DEADLINE_SECONDS)
+        return holding()(request)
+
+    store, worker = make(answer, clock=lambda: 0.0)
+    blocks = chain_of_blocks(tokens(1000))
+    for block, owner in zip(blocks, ("ada", "ada", "bob", "ada"), strict=True):
+        block.owner = owner
+        worker.cache.store(block)
+    assert store.next(Stage).key == blocks[0].grains[-1]
+    assert worker.cache.forget("ada") == 3
+    assert [worker.cache.is_storing(block.key) for block in blocks] == [False, False, True, False]
+    gate.set()
+
+    answers = {worker.delivered.get(timeout=DEADLINE_SECONDS) for _ in blocks}
+    assert answers == {BlockStored(block.key, "durable" if block.owner == "bob" else "refused") for block in blocks}
+    assert store.next(Publish).grains == blocks[2].grains
+    assert worker.cache.stop(DEADLINE_SECONDS) == 0
+    assert worker.delivered.empty()
+
+
+def test_what_is_forgotten_while_it_is_published_is_deleted_again(make: Make) -> None:
+    """The store may have done its own forgetting before this block was staged."""
+
+    def answer(request: BlockRequest) -> Answer:
+        if isinstance(request, Publish):
+            assert worker.cache.forget(None) == 1
+        if isinstance(request, Forget):
+            return Forgotten(call_id=request.call_id, blocks=1, file_bytes=1)
+        return holding()(request)
+
+    store, worker = make(answer)
+    (block,) = chain_of_blocks(tokens(100))
+    block.owner = "ada"
+    worker.cache.store(block)
+
+    forget = store.next(Forget)
+    assert (forget.fingerprint, forget.owner) == (FINGERPRINT, "ada")
+    assert worker.delivered.get(timeout=DEADLINE_SECONDS) == BlockStored(block.key, "refused")
+    assert worker.cache.stop(DEADLINE_SECONDS) == 0
+    assert worker.delivered.empty()
 
 
 def test_fetches_go_before_stores(make: Make) -> None:

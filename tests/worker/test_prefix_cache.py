@@ -44,6 +44,11 @@ class RecordingDisk:
     def is_storing(self, key: BlockKey) -> bool:
         return any(block.key == key for block in self.stored)
 
+    def forget(self, owner: str | None) -> int:
+        waiting = len(self.stored)
+        self.stored = [block for block in self.stored if owner is not None and block.owner != owner]
+        return waiting - len(self.stored)
+
 
 class Kit:
     """A cache, its disk, and a row that `keep` cuts from."""
@@ -341,6 +346,31 @@ def test_forgetting_takes_one_owners_blocks() -> None:
     assert kit.cache.forget("ada") == 2
     assert {block.owner for block in kit.index.blocks()} == {"bob"}
     assert kit.cache.forget(None) == 2
+
+
+def test_what_is_on_its_way_to_or_from_the_disk_is_forgotten_too() -> None:
+    """What waits to be written is not written; blocks that were read before they were forgotten do not come in, those
+    that were asked for afterwards do; another's are left alone."""
+    kit = Kit("through")
+    asked = {owner: prepared(owner, tokens(300, first), owner=owner) for owner, first in (("ada", 1), ("bob", 2))}
+    for request in asked.values():
+        kit.keep(request, request.token_ids, 0, 300)
+        kit.cache.request_over(request, request.token_ids, ())
+    assert kit.cache.forget("ada") == 2
+    assert {block.owner for block in kit.disk.stored} == {"bob"}
+
+    read = {"ada": chain_of_blocks(tokens(600, 1)), "bob": chain_of_blocks(tokens(600, 2))}
+    late = {owner: prepared(owner, tokens(600, first), owner=owner) for owner, first in (("ada", 1), ("bob", 2))}
+    for request in late.values():
+        assert kit.cache.prefetch(request, 100.0)
+    kit.cache.forget("ada")
+    assert kit.cache.prefetch(late["ada"], 100.0)
+    kit.cache.fetched(RequestId("ada"), read["ada"][:2], FetchOutcome())
+    kit.cache.fetched(RequestId("bob"), read["bob"][:2], FetchOutcome())
+    assert kit.cache.use(late["ada"])[1].miss_reason == "forgotten"
+    assert kit.cache.use(late["bob"])[0].tokens == 512
+    kit.cache.fetched(RequestId("ada"), read["ada"][:2], FetchOutcome())
+    assert kit.cache.use(late["ada"])[0].tokens == 512
 
 
 # --- why not more -----------------------------------------------------------------------------------------------------
