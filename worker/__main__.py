@@ -310,7 +310,7 @@ class Worker:
             # To serve without regard for other models is better than not to serve.
             log.warning("neighbours_ignored", reason=str(why), advice="free space in runtime_directory, then restart")
             return Alone()
-        threads = blas_threads()
+        threads = blas_threads(time.monotonic)
         if threads is None:
             return SharedDevice(board, lease, SharingSettings(), clock=time.monotonic)
         return SharedDevice(board, lease, SharingSettings(), clock=time.monotonic, share_cores=threads.share)
