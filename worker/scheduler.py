@@ -2,16 +2,18 @@
 
 Who goes next, in the order it is asked:
 
-1. **Rows.** A prompt that is done joins the decode batch as soon as a row is free. Rows of the batch class are
-   *parked*, with their KV, when a higher class needs their row, or when they would stretch its decode steps to more
-   than `stretch` times; after `parked_seconds` a parked row comes back for at least `stint_seconds`: it never starves.
+1. **Rows.** A prompt that is done joins the decode batch as soon as a row is free. A row is *parked*, with its KV, when
+   a higher class needs its place; rows of the batch class also when they would stretch the others' decode steps to
+   more than `stretch` times. Who had no stint of `stint_seconds` in `parked_seconds` is *due*: every other row that
+   gets free is his before anybody else's, who was due first first, and for a stint nobody parks him again.
 2. **Decode before prefill, while decode is owed.** What a slice owes the decoding rows is paid before the next slice
    of its lane or a lower one (`pacing`).
 3. **Lane.** Of the prompts that can run a slice, those of the highest lane go first. A lane that let
    `lower_lane_every` slices of higher lanes by takes the next one. What only warms the cache never does.
 4. **Prompt.** In a lane the prompt with the least work left goes first, where a tenant's lead over the others counts as
    work, up to `tenant_lead_seconds`. So a ten-token question does not wait behind a repository: it goes between two
-   slices of it. Every `oldest_every`th slice of a lane goes to its oldest prompt, so the repository gets done.
+   slices of it. Every `oldest_every`th slice of a lane goes to its oldest prompt, and every `oldest_every`th start to
+   the oldest that has not started, so the repository gets done.
 5. **A prefix is computed once.** A prompt that has not started, and shares more with one in prefill than was hot, gives
    its turn to that one.
 
@@ -20,14 +22,24 @@ Who goes next, in the order it is asked:
    not be computed again.
 
 A prompt can run a slice when its blocks from disk came (or their deadline passed), and it has started or may: a row
-will be free for it, fewer than `max_prefills` prompts of its lane are in prefill, and its KV has room.
+will be free for it, fewer than `max_prefills` prompts of its lane are in prefill, and its KV has room. Rows of lower
+classes are as good as free, since they give way. Where those of higher ones leave none, a lane may start one prompt
+every `parked_seconds` nevertheless, up to `max_rows` of its own: that one comes to a row as who was parked does.
+
+So nobody waits without end, however many others come, but what only warms the cache. A lane starts a prompt at least
+every `parked_seconds` and `lower_lane_every` slices of higher lanes, and one of `oldest_every` is its oldest. Started,
+that one waits for as many slices at most for each of its own, and for what those owe. Its prompt done, it is due after
+`parked_seconds`, and waits for two rows to get free for each that is due before it. And who is of the highest class
+waits for a row that one of a lower has for a stint at most, and for another for each of his class before him.
 
 A slice is bounded by *time*, as `pacing` says. Where the engine can, and where it was measured to be no slower, a slice
 beside decoding rows is *mixed*: the same pass gives each row its next token.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from protocol.ids import BLOCK_TOKENS, RequestId
 from worker import live_kv, pacing
@@ -124,6 +136,9 @@ class Scheduler:
         self._debts = dict.fromkeys(Lane, 0.0)
         self._slices = dict.fromkeys(Lane, 0)
         self._let_by = dict.fromkeys(Lane, 0)
+        self._starts = dict.fromkeys(Lane, 0)
+        self._started_at = dict.fromkeys(Lane, -math.inf)
+        self._next_row_is_for: Literal["due", "highest"] = "due"
         self._rows_elsewhere: Lane | None = None
         self._slices_held_by = ""
         self.preemptions = 0
@@ -196,24 +211,36 @@ class Scheduler:
 
     def _row_change(self, now: float) -> Join | Park | None:
         """Rule 1: of the rows that are done with their prompt, which should decode now, or stop to."""
-        settings = self._settings
-        lower = [s for s in self._decoding.values() if s.lane is Lane.BATCH]
-        higher = len(self._decoding) - len(lower)
-        parkable = [s for s in lower if now >= s.may_be_parked_at and not s.steps_owed]
-        due = {s.request_id for s in self._parked.values() if now - s.parked_since >= settings.parked_seconds}
-        for sequence in sorted(self._parked.values(), key=lambda s: (s.request_id not in due, s.lane, s.arrived)):
-            if len(self._decoding) < settings.max_rows:
+        batch = sum(s.lane is Lane.BATCH for s in self._decoding.values())
+        higher = len(self._decoding) - batch
+        parkable = [s for s in self._decoding.values() if now >= s.may_be_parked_at and not s.steps_owed]
+        last = max(reversed(parkable), key=lambda s: s.lane, default=None)  # of the lowest class who joined last
+        for sequence in self._in_turn(now):
+            if len(self._decoding) < self._settings.max_rows:
                 if (
                     sequence.lane is not Lane.BATCH
-                    or sequence.request_id in due
-                    or not self._would_stretch(higher, len(lower) + 1)
+                    or self._is_due(sequence, now)
+                    or not self._would_stretch(higher, batch + 1)
                 ):
                     return Join(sequence.request_id)
-            elif sequence.lane is not Lane.BATCH and parkable:
-                return Park(parkable[-1].request_id)
-        if parkable and self._would_stretch(higher, len(lower)):
-            return Park(parkable[-1].request_id)
+            elif last is not None and sequence.lane < last.lane:
+                return Park(last.request_id)
+        if last is not None and last.lane is Lane.BATCH and self._would_stretch(higher, batch):
+            return Park(last.request_id)
         return None
+
+    def _is_due(self, parked: Sequence, now: float) -> bool:
+        return now - parked.parked_since >= self._settings.parked_seconds
+
+    def _in_turn(self, now: float) -> list[Sequence]:
+        """Those that are parked: the first has the next row."""
+        due_first = self._next_row_is_for == "due"
+
+        def turn(sequence: Sequence) -> tuple[float, ...]:
+            is_due = due_first and self._is_due(sequence, now)
+            return (0, sequence.parked_since) if is_due else (1, sequence.lane, sequence.arrived)
+
+        return sorted(self._parked.values(), key=turn)
 
     def _would_stretch(self, higher_rows: int, batch_rows: int) -> bool:
         """Whether so many rows of the batch class make the others' decode steps more than `stretch` times as long."""
@@ -232,7 +259,7 @@ class Scheduler:
 
     def _ready(self, now: float) -> list[Sequence]:
         """The prompts that can run a slice."""
-        openable = {lane for lane in {s.lane for s in self._waiting.values()} if self._may_open(lane)}
+        openable = {lane for lane in {s.lane for s in self._waiting.values()} if self._may_open(lane, now)}
         ready = [
             s
             for s in self._waiting.values()
@@ -249,19 +276,25 @@ class Scheduler:
         entries = self._settings.live_kv.entries(candidates if first is None else [first], self._live())
         return {s.request_id for s in candidates if entries.get(s.request_id, "none") == "none"}
 
-    def _may_open(self, lane: Lane) -> bool:
+    def _may_open(self, lane: Lane, now: float) -> bool:
         """Whether one more prompt of this lane may start."""
         in_prefill = sum(s.has_started for s in self._waiting.values() if s.lane is lane)
-        return in_prefill < self._settings.max_prefills and not self._rows_are_taken(lane)
+        if in_prefill >= self._settings.max_prefills:
+            return False
+        if not self._rows_are_taken(lane):
+            return True
+        own = sum(s.lane is lane for s in self._row_holders())
+        return own < self._settings.max_rows and now - self._started_at[lane] >= self._settings.parked_seconds
 
     def _rows_are_taken(self, lane: Lane) -> bool:
-        """Whether no row would be free for one more prompt of this lane. Rows of the batch class give way to others."""
+        """Whether no row would be free for one more prompt of this lane. Rows of lower ones give way."""
         if lane is Lane.WARM:
             return False
-        last = max(lane, Lane.STANDARD)
-        started = (s for s in self._waiting.values() if s.has_started)
-        holders = (*self._decoding.values(), *self._parked.values(), *started)
-        return sum(s.lane <= last for s in holders) >= self._settings.max_rows
+        return sum(s.lane <= lane for s in self._row_holders()) >= self._settings.max_rows
+
+    def _row_holders(self) -> Iterable[Sequence]:
+        """All that decode, or will as soon as they can."""
+        return (s for s in self._live() if s.lane is not Lane.WARM)
 
     def _slice_of(self, ready: list[Sequence]) -> Open | Preempt | Prefill | Mixed:
         """Lane, then prompt, then whoever already computes what this prompt shares with it."""
@@ -288,7 +321,10 @@ class Scheduler:
         if self._slices[lane] % self._settings.oldest_every == self._settings.oldest_every - 1:
             return min(ready, key=lambda s: s.arrived)
         leads = self._tenants.leads()
-        return min(ready, key=lambda s: (self._work_left(s, leads), not s.has_started))
+        least = min(ready, key=lambda s: (self._work_left(s, leads), not s.has_started))
+        if least.has_started or self._starts[lane] % self._settings.oldest_every != self._settings.oldest_every - 1:
+            return least
+        return min((s for s in ready if not s.has_started), key=lambda s: s.arrived)
 
     def _work_left(self, sequence: Sequence, leads: dict[str, float]) -> float:
         """In seconds, with what its tenant had more of the device than others lately."""
@@ -368,6 +404,8 @@ class Scheduler:
     def opened(self, request_id: RequestId, cached_tokens: int, now: float) -> None:
         """Its KV cache exists and holds `cached_tokens` of its prompt (and of what it drew before it was preempted)."""
         sequence = self._waiting[request_id]
+        self._starts[sequence.lane] += 1
+        self._started_at[sequence.lane] = now
         sequence.is_open = True
         sequence.memory_held_before = sequence.held.get(MEMORY, 0.0)
         sequence.advanced_at = now
@@ -390,6 +428,9 @@ class Scheduler:
         for sequence in self._decoding.values():
             sequence.steps_owed = 0
             self._tenants.charge(sequence.tenant, decoded_seconds / rows)
+        # What its own lane owes is less by this step below; of the others' debts it pays as much as any step does.
+        for lane in set(Lane) - {step.lane}:
+            self._debts[lane] = max(0.0, self._debts[lane] - decoded_seconds)
         self._advanced(step, seconds, decoded_seconds, now)
 
     def _advanced(self, step: Prefill | Mixed, seconds: float, decoded_seconds: float, now: float) -> None:
@@ -413,7 +454,9 @@ class Scheduler:
     def joined(self, request_id: RequestId, now: float) -> None:
         """A parked row takes part in decode."""
         sequence = self._parked.pop(request_id)
-        is_stint = now - sequence.parked_since >= self._settings.parked_seconds
+        is_stint = self._is_due(sequence, now)
+        self._next_row_is_for = "highest" if is_stint and self._next_row_is_for == "due" else "due"
+        sequence.joined_at = now
         sequence.may_be_parked_at = now + self._settings.stint_seconds if is_stint else now
         sequence.steps_owed = 1 if is_stint else 0
         if sequence.decode_started is None:
@@ -423,7 +466,8 @@ class Scheduler:
     def parked(self, request_id: RequestId, now: float) -> None:
         """A decoding row left the batch, for a while."""
         sequence = self._decoding.pop(request_id)
-        sequence.parked_since = now
+        if now - sequence.joined_at >= self._settings.stint_seconds:  # else it is still due when it would have been
+            sequence.parked_since = now
         self._parked[request_id] = sequence
         self._forgive()
 

@@ -96,8 +96,9 @@ class Sequence:
     `prefilled` tokens of the prompt are in its KV cache, `cached` of them came from the prefix cache. The last
     prompt token is never prefilled: it is the first input of decode. `grains` name its prefix (see `protocol.ids`).
     `advanced_at` is when more of its prompt was done last. A sequence whose prompt is done and which takes no part in
-    decode is parked; when it comes back, `steps_owed` steps are its own before it may be parked again. `held` counts
-    the seconds it gave way, by reason (see `protocol.generation.Waiting`).
+    decode is parked: since `parked_since`, less than a stint in between not counted. When it comes back, `steps_owed`
+    steps are its own before it may be parked again. `held` counts the seconds it gave way, by reason (see
+    `protocol.generation.Waiting`).
 
     One that was preempted has no KV and waits again: the `replayed` tokens that it had drawn by then are as those of
     its prompt, and `furthest` is how many tokens of both had their KV. `max_tokens` is how many it may draw in all.
@@ -125,6 +126,7 @@ class Sequence:
     advanced_at: float = 0.0
     decode_started: float | None = None
     parked_since: float = 0.0
+    joined_at: float = 0.0
     may_be_parked_at: float = 0.0
     steps_owed: int = 0
     held: dict[str, float] = field(default_factory=dict[str, float])
