@@ -30,6 +30,7 @@ from gateway.latency_class import CLASS_HEADER, class_asked, granted_class
 from gateway.ports import Generator, ModelLookup
 from gateway.profiles import Profile, default_class, profiled_choices
 from gateway.replies import Reply
+from gateway.waiting_comment import waiting_comment
 from protocol.failures import Failure, FailureKind
 from protocol.generation import (
     AnswerEvent,
@@ -64,7 +65,7 @@ class Patience(Struct, frozen=True, kw_only=True):
     """How long a stream may be silent, and how long it may have no status line."""
 
     keepalive_seconds: float = 10.0
-    headers_seconds: float = 30.0
+    headers_seconds: float = 3.0
 
 
 class _Opened(Struct, frozen=True, kw_only=True):
@@ -400,6 +401,8 @@ async def _encoded(
     """The stream's bytes. After the status line even a fault of ours can only be told in an event."""
     try:
         yield rendering.opening()
+        if not opening.done():
+            yield waiting_comment(place.view)
         async for choice, event in _all_events(await opening):
             match event:
                 case Failed(failure=failure):

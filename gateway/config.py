@@ -123,11 +123,11 @@ class WaitingSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """What a stream's client hears while it waits.
 
     A comment every `keepalive_seconds`. Its status line comes when its model has accepted the prompt, or after
-    `headers_seconds` whatever the model does: clients hang up on a server that says nothing for some minutes.
+    `headers_seconds` whatever the model does: many clients and proxies give a server a minute for it, some less.
     """
 
     keepalive_seconds: Annotated[float, Meta(gt=0, le=10)] = 10.0
-    headers_seconds: Annotated[float, Meta(gt=0, le=240)] = 30.0
+    headers_seconds: Annotated[float, Meta(gt=0, le=240)] = 3.0
 
 
 class ExplainSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -36,8 +36,9 @@ from gateway.anthropic.billing import OutputBill, bill
 from gateway.anthropic.conversation import CacheMark
 from gateway.anthropic.seal import Seal, signature_of
 from gateway.anthropic_errors import anthropic_error_body
-from gateway.event_bytes import named_event
+from gateway.event_bytes import KEEPALIVE, named_event
 from gateway.in_flight import RequestView
+from gateway.waiting_comment import waiting_comment
 from protocol.failures import Failure
 from protocol.generation import (
     CallArguments,
@@ -136,12 +137,16 @@ class MessagesRendering:
         return self._start()
 
     def keepalive(self, view: RequestView) -> bytes:
-        """A ping; or the message's beginning, with what is known, so that a ping may follow it the next time."""
+        """A ping; or the message's beginning, with what is known, so that a ping may follow it the next time. What the
+        client waits for stands before it in a comment: SDKs drop that, people with a log of the wire read it."""
+        comment = waiting_comment(view)
+        if comment == KEEPALIVE:  # nothing that the ping does not say
+            comment = b""
         if self._has_started:
-            return PING
+            return comment + PING
         if view.progress is not None:
             self._cached_tokens = view.progress.cached_tokens
-        return self._start()
+        return comment + self._start()
 
     def failed(self, failure: Failure) -> bytes:
         """The error event that SDKs raise on."""

@@ -9,7 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from gateway.answer_details import DetailsObject
 from gateway.latency_class import ServiceTier
-from gateway.openai.waiting import PromptProgressObject
+from gateway.openai.prompt_progress import PromptProgressObject
 
 EndReason = Literal["stop", "length", "tool_calls", "function_call"]
 

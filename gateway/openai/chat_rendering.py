@@ -31,7 +31,8 @@ from gateway.openai.answers import (
 )
 from gateway.openai.envelope import AnswerStyle, Envelope, details, end_reason, usage_of
 from gateway.openai.logprobs import token_object
-from gateway.openai.waiting import prompt_progress, waiting_comment
+from gateway.openai.prompt_progress import prompt_progress
+from gateway.waiting_comment import waiting_comment
 from protocol.failures import Failure
 from protocol.generation import (
     CallArguments,

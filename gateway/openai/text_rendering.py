@@ -13,7 +13,8 @@ from gateway.in_flight import RequestView
 from gateway.openai.answers import TextChoice, TextCompletion, UsageObject
 from gateway.openai.envelope import AnswerStyle, Envelope, details, end_reason, usage_of
 from gateway.openai.logprobs import Offsets, legacy_logprobs
-from gateway.openai.waiting import prompt_progress, waiting_comment
+from gateway.openai.prompt_progress import prompt_progress
+from gateway.waiting_comment import waiting_comment
 from protocol.failures import Failure
 from protocol.generation import Delta, Finished, Prefilling, RequestEvent
 

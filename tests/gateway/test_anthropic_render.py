@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.anthropic.answers import CacheMiss, DiagnosticsObject
 from gateway.anthropic.billing import OutputBill, bill
 from gateway.anthropic.conversation import CacheMark
-from gateway.anthropic.rendering import Diagnose, Envelope, MessagesRendering
+from gateway.anthropic.rendering import PING, Diagnose, Envelope, MessagesRendering
 from gateway.in_flight import PromptProgress, RequestView
 from protocol.failures import Failure, FailureKind
 from protocol.generation import (
@@ -232,6 +232,19 @@ def test_a_failure_in_mid_stream_is_told_and_nothing_follows() -> None:
     assert only["type"] == "error"
 
 
+def test_a_keepalive_says_what_is_waited_for_beside_the_ping() -> None:
+    """The state stands in a comment, a block of its own before a whole event; with nothing known there is none."""
+    made = rendering()
+    progress = PromptProgress(done_tokens=20, total_tokens=70, cached_tokens=20)
+    waits = view(phase="prefilling", progress=progress, eta_seconds=3.2)
+    comment, event, rest = made.keepalive(waits).split(b"\n\n")
+    assert comment == b": mlxd prefill=20/70 cached=20 eta=4s"
+    assert event.startswith(b"event: message_start\ndata: {")
+    assert rest == b""
+    assert made.keepalive(waits) == comment + b"\n\n" + PING
+    assert made.keepalive(view(phase="decoding")) == PING
+
+
 def test_a_keepalive_begins_the_message_and_then_pings() -> None:
     """B05: no event comes before message_start; what was not known then, message_delta corrects."""
     made = rendering()
@@ -246,7 +259,8 @@ def test_a_keepalive_begins_the_message_and_then_pings() -> None:
     made = rendering()
     made.encode(QUEUED, 0)
     progress = PromptProgress(done_tokens=20, total_tokens=70, cached_tokens=20)
-    (start,) = named_events(made.keepalive(view(progress=progress)))
+    _, event = made.keepalive(view(progress=progress)).split(b"\n\n", 1)
+    (start,) = named_events(event)
     assert (start["message"]["usage"]["input_tokens"], start["message"]["usage"]["cache_read_input_tokens"]) == (50, 20)
 
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from gateway.in_flight import PromptProgress, RequestView
-from gateway.openai.waiting import prompt_progress, waiting_comment
+from gateway.openai.prompt_progress import prompt_progress
+from gateway.waiting_comment import waiting_comment
 from protocol.generation import Prefilling
 from protocol.ids import ModelName, RequestId
 from protocol.latency import LatencyClass

@@ -236,6 +236,20 @@ async def test_a_model_that_takes_long_does_not_hold_back_the_headers(path: str)
         assert "[DONE]" in await next_line(lines, "[DONE]")
 
 
+async def test_a_stream_that_begins_before_its_model_speaks_says_at_once_what_it_waits_for() -> None:
+    """The first comment does not wait for the keepalive's timer."""
+    desk = make_desk()
+    app = openai_app(
+        ScriptedGenerator(is_silent), desk=desk, caller=caller(KeyLimits(max_running=1)), headers_seconds=0.01
+    )
+    async with served(app) as url, httpx.AsyncClient(base_url=url) as client:
+        first = asyncio.create_task(client.post(CHAT, json=chat_body()))
+        await until(lambda: bool(desk.views()))
+        async with client.stream("POST", CHAT, json=chat_body(stream=True)) as answer:
+            assert await next_line(answer.aiter_lines(), ": mlxd") == ": mlxd queue=0 held_by=key_limit"
+        first.cancel()
+
+
 async def test_a_late_refusal_is_an_error_event_that_names_the_field() -> None:
     """B08: what could not be known before the status line has the same body after it, and no [DONE]."""
     generator = ScriptedGenerator(is_silent)

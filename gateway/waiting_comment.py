@@ -1,25 +1,12 @@
-"""How a client of OpenAI's API hears that it waits, and what for. Decides only.
-
-Comment lines are for every stream: parsers drop them. The `prompt_progress` of llama-server is for who asks for it.
+"""How the client of a stream hears that it waits, and what for, in every dialect: comment lines, which parsers drop.
+Decides only.
 """
 
 import math
 from typing import assert_never
 
-from msgspec import Struct
-
 from gateway.event_bytes import KEEPALIVE
 from gateway.in_flight import RequestView
-from protocol.generation import Prefilling
-
-
-class PromptProgressObject(Struct, frozen=True, kw_only=True):
-    """llama-server's. `processed` counts the cached tokens, too; `time_ms` is since the prompt was first worked on."""
-
-    total: int
-    cache: int
-    processed: int
-    time_ms: int
 
 
 def waiting_comment(view: RequestView) -> bytes:
@@ -48,13 +35,3 @@ def waiting_comment(view: RequestView) -> bytes:
     if view.held_by:
         words.append(f"held_by={view.held_by}")
     return f": mlxd {' '.join(words)}\n\n".encode() if words else KEEPALIVE
-
-
-def prompt_progress(event: Prefilling, *, prefill_seconds: float) -> PromptProgressObject:
-    """How far the prompt is, in llama-server's words."""
-    return PromptProgressObject(
-        total=event.total_tokens,
-        cache=event.cached_tokens,
-        processed=event.done_tokens,
-        time_ms=round(1000 * prefill_seconds),
-    )
