@@ -5,8 +5,6 @@ import json
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import blake2b
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,8 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from protocol.generation import PrefixReuse
+from worker.weights_fingerprint import fingerprint
 
-KV_LAYOUT = 1
-"""Part of the fingerprint: change it when the meaning of a stored block changes."""
-
-_SAMPLE_BYTES = 64 * 1024
 _UNBATCHABLE = frozenset(
     ["gemma2", "afm7", "gpt_bigcode", "internlm2", "internlm3", "llama4", "olmo", "phi3small", "deepseek_v41"]
 )
@@ -111,28 +106,6 @@ def context_tokens(path: Path) -> int | None:
             if isinstance(value := section.get(name), int) and value > 0:
                 return value
     return None
-
-
-def fingerprint(path: Path) -> str:
-    """Names the weights, not the folder: config, each weight file's size, header and samples, mlx-lm's version.
-
-    32 hex digits. Reads some 200 KB a file, so a change of single weights inside a file of the same size that misses
-    the samples is not seen; conversions and quantizations change the header.
-    """
-    digest = blake2b(digest_size=16)
-    engine = ".".join(version("mlx-lm").split(".")[:2])
-    digest.update(f"layout {KV_LAYOUT} mlx-lm {engine}\n".encode())
-    digest.update((path / "config.json").read_bytes())
-    for file in sorted(path.glob("model*.safetensors")):
-        size = file.stat().st_size
-        digest.update(f"{file.name} {size}\n".encode())
-        with file.open("rb") as stream:
-            header_bytes = int.from_bytes(stream.read(8), "little")
-            digest.update(stream.read(min(header_bytes, 16 * 1024 * 1024)))
-            for part in range(3):
-                stream.seek(max(0, (size - _SAMPLE_BYTES) * part // 2))
-                digest.update(stream.read(_SAMPLE_BYTES))
-    return digest.hexdigest()
 
 
 def _eos_token_ids(path: Path) -> list[int] | None:

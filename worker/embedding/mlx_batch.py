@@ -18,7 +18,8 @@ from worker.embedding.mlx_modern_bert import ModernBert
 from worker.embedding.mlx_pooling import Dense, load_dense, pooled, unit_length
 from worker.embedding.recipe import Recipe
 from worker.embedding.rows import BetweenSlices, TokenRow
-from worker.mlx_model import evaluate_weights, fingerprint
+from worker.mlx_model import evaluate_weights
+from worker.weights_fingerprint import fingerprint
 
 _PAD_TO = 8
 """Rows are padded to multiples of this, so that a GPU compiles fewer shapes."""
