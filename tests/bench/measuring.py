@@ -131,6 +131,52 @@ def save_bars(
     print(f"picture: {path}")
 
 
+def save_lines(
+    path: Path,
+    title: str,
+    across: str,
+    upward: str,
+    series: Mapping[str, Mapping[int, Sequence[float]]],
+    note: str,
+) -> None:
+    """A PNG of one line per name over numbers that double, through the medians, with bars from least to most."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.2), dpi=120)
+    ends: list[tuple[float, str, str]] = []
+    for number, (name, by_place) in enumerate(series.items()):
+        places = sorted(by_place)
+        spreads = [spread(by_place[place]) for place in places]
+        middles = [one.median for one in spreads]
+        reach = [
+            [one.median - one.least for one in spreads],
+            [one.most - one.median for one in spreads],
+        ]
+        style = "--" if number == 0 else "-"
+        axes.errorbar(places, middles, reach, label=name, color=f"C{number}", linestyle=style, marker="o", capsize=3)
+        ends.append((middles[-1], f"{name}  {middles[-1]:.3g}", f"C{number}"))
+    top = axes.get_ylim()[1]
+    apart = top / 22
+    at = -apart
+    for end, text, colour in sorted(ends):
+        at = max(end, at + apart)  # so that names do not lie on each other
+        axes.annotate(text, (1.01, at / top), xycoords="axes fraction", color=colour, fontsize=8, va="center")
+    axes.set_ylim(0, top)
+    axes.set_xscale("log", base=2)
+    every = sorted({place for by_place in series.values() for place in by_place})
+    axes.set_xticks(every, [str(place) for place in every])
+    axes.set_xlabel(across)
+    axes.set_ylabel(upward)
+    axes.set_title(title, loc="left", fontsize=10)
+    axes.grid(axis="y", alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.annotate(note, (0, 0), (0, -44), xycoords="axes fraction", textcoords="offset points", fontsize=6)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, bbox_inches="tight")
+    pyplot.close(figure)
+    print(f"picture: {path}")
+
+
 def _own_version() -> str:
     """The checkout's, whether it is installed or not, with its commit."""
     with (ROOT / "pyproject.toml").open("rb") as file:

@@ -52,6 +52,7 @@ SETTLED_PIECES = 32
 AFTER_PIECES = 24
 WARM_UP_TOKENS = 600
 HEAD_START_SECONDS = 0.3
+LEFT_SECONDS = 1.0
 LONGEST_GAP_SECONDS = {2100: 0.30, 4600: 0.40}
 """What is wanted of prompts of up to so many tokens."""
 
@@ -90,6 +91,7 @@ def beside(server: Server, material: FreshPrompts, prompt_tokens: int) -> Beside
     assert prompt.ended is not None
     reader.until(AFTER_PIECES, after=prompt.ended)
     reader.stop()
+    time.sleep(LEFT_SECONDS)  # a server may notice at its next token only that nobody reads
     began, ended = prompt.started, prompt.first_arrival
 
     def tokens(since: float, to: float) -> float:
