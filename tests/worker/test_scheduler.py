@@ -332,6 +332,125 @@ def test_a_batch_row_gives_way_when_rows_are_full() -> None:
     assert made.next_step(1.0) == Join(A)
 
 
+def finish_prompt(made: Scheduler, added: Sequence, now: float) -> None:
+    """Add one, of less than a slice, whose prompt is done at `now`: it waits for a row since."""
+    made.add(added)
+    made.opened(added.request_id, 0, now)
+    made.prefilled(Prefill(added.request_id, added.prefill_left, added.lane), 0.0, now)
+
+
+def test_a_standard_row_gives_way_to_an_interactive_prompt() -> None:
+    """The one that joined last, and a batch row before it."""
+    made = scheduler(max_rows=3)
+    for name, lane in ((A, S), (B, BATCH), (C, S)):
+        start_decoding(made, sequence(name, 10, lane))
+    for name, victim in (("i1", B), ("i2", C), ("i3", A)):
+        finish_prompt(made, sequence(RequestId(name), 10, I, arrived=1.0), 1.0)
+        assert made.next_step(1.0) == Park(victim)
+        play(made, Park(victim), 1.0)
+        assert made.next_step(1.0) == Join(RequestId(name))
+        play(made, Join(RequestId(name)), 1.0)
+    finish_prompt(made, sequence(D, 10, I, arrived=1.0), 1.0)
+    assert made.next_step(1.0) == Decode()
+
+
+def test_of_two_rows_one_is_for_who_is_due() -> None:
+    """And for the first that was; the other is for the highest class, who waits for one stint and not for several."""
+    made = scheduler(max_rows=1)
+    finish_prompt(made, sequence(A, 10, S), 0.0)
+    finish_prompt(made, sequence(B, 10, BATCH), 0.5)
+    finish_prompt(made, sequence(C, 10, S, arrived=1.0), 1.0)
+    finish_prompt(made, sequence(D, 10, I, arrived=11.0), 11.0)
+    seen: list[Step] = []
+    for now, seconds in ((11.0, 0.0), (11.1, 0.1), (11.6, 0.0), (11.6, 0.0), (11.7, 0.1)):
+        seen.append(made.next_step(now))
+        play(made, seen[-1], now, seconds)
+    assert seen == [Join(A), Decode(), Park(A), Join(D), Decode()]
+    made.remove(D)
+    assert made.next_step(12.0) == Join(B)
+
+
+def test_who_is_due_in_a_high_class_does_not_take_all_rows() -> None:
+    """A row that it has as one of the highest class is not taken for the one of who is due first."""
+    made = scheduler(max_rows=1)
+    for i, (name, lane) in enumerate(((A, S), (B, BATCH), (C, S), (D, S))):
+        finish_prompt(made, sequence(name, 10, lane, arrived=i), float(i))
+    order: list[RequestId] = []
+    while not made.is_empty:
+        step = made.next_step(20.0)
+        assert isinstance(step, Join)
+        play(made, step, 20.0)
+        made.remove(step.request_id)
+        order.append(step.request_id)
+    assert order == [A, C, B, D]
+
+
+def test_a_stay_that_was_no_stint_does_not_count() -> None:
+    """Who is parked again soon is due when it would have been."""
+    made = scheduler(max_rows=1)
+    finish_prompt(made, sequence(A, 10, S), 0.0)
+    play(made, Join(A), 9.0)
+    finish_prompt(made, sequence(B, 10, I, arrived=9.2), 9.2)
+    assert made.next_step(9.2) == Park(A)
+    play(made, Park(A), 9.2)
+    play(made, made.next_step(9.2), 9.2)
+    finish_prompt(made, sequence(C, 10, I, arrived=9.3), 9.3)
+    made.remove(B)
+    assert made.next_step(10.0) == Join(A)
+
+
+def test_every_fourth_start_is_the_oldests() -> None:
+    """Also where one row is free at a time, and whatever the number of slices is by then."""
+    made = scheduler(max_rows=1)
+    made.add(sequence(A, 30_000))
+    starts: list[RequestId] = []
+    for i in range(8):
+        made.add(sequence(RequestId(f"q{i}"), 300, arrived=1.0 + i))
+        while not isinstance(step := made.next_step(0.0), Join):
+            if isinstance(step, Open):
+                starts.append(step.request_id)
+            play(made, step, 0.0, 0.1)
+        made.remove(step.request_id)
+        if A in starts:
+            break
+    assert 0 < starts.index(A) <= 3
+
+
+def test_a_lower_lane_starts_where_higher_ones_have_all_rows() -> None:
+    """One prompt every ten seconds, and no more than there are rows."""
+    made = scheduler(max_rows=2)
+    for name in (A, B):
+        start_decoding(made, sequence(name, 2, I), now=0.0)
+    started: list[float] = []
+    for i in range(5):
+        made.add(sequence(RequestId(f"b{i}"), 10, BATCH))
+    for now in range(40):
+        while not isinstance(step := made.next_step(float(now)), Decode):
+            if isinstance(step, Open):
+                started.append(now)
+            play(made, step, float(now), 0.0)
+        play(made, step, float(now), 0.5)
+    assert started == [0, 10]
+
+
+def test_mixed_passes_of_one_class_pay_what_another_owes() -> None:
+    """Where they owe nothing themselves no step runs alone: a batch prompt waited for ever for one, once it owed."""
+    made = beside_rows(I, I, step_seconds=0.3)
+    made.add(sequence(C, 200_000, BATCH))
+    made.opened(C, 0, 0.0)
+    since, longest = 0, 0
+    for _ in range(2000):
+        step = made.next_step(0.0)
+        is_its = isinstance(step, Mixed) and step.request_id == C
+        since = 0 if is_its else since + 1
+        longest = max(longest, since)
+        play(made, step, 0.0, 0.3 + step.tokens * 0.002 if isinstance(step, Mixed) else 0.3)
+        known = made.get(B)
+        assert known is not None
+        known.prefilled = min(known.prefilled, 5000)
+    assert longest <= 40
+
+
 def learn_steps(made: Scheduler, *seconds: float) -> None:
     """A step of one row takes the first, of two the second, …"""
     for rows, each in enumerate(seconds, 1):
