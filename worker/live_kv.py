@@ -14,9 +14,9 @@ is not soon preempted again. Who waited long for memory is let in before anybody
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from protocol.ids import RequestId
 from worker.sequence import Lane, Sequence
 
 BUFFER_STEP_TOKENS = 256
@@ -74,7 +74,7 @@ class LiveKV:
 
     def size_bytes(self, live: Iterable[Sequence]) -> int:
         """Of all rows that live."""
-        return self._crowd(live, 0).size_bytes(self.footprint)
+        return _crowd(self.footprint, live, 0).size_bytes(self.footprint)
 
     def holds(self, live: Collection[Sequence]) -> bool:
         """Whether all that live keep to the budget. One alone always does: requests that never could are refused."""
@@ -84,86 +84,134 @@ class LiveKV:
         """Who has to give up his KV before all that live can go on by a token. A row alone may go on in any case."""
         if self.budget_bytes is None or len(live) <= 1:
             return None
-        if self._crowd(live, 1).size_bytes(self.footprint) <= self.budget_bytes:
+        if _crowd(self.footprint, live, 1).size_bytes(self.footprint) <= self.budget_bytes:
             return None
         return max(live, key=lambda each: (each.lane, each.has_gone_on, each.arrived))
 
-    def entries(self, candidates: Iterable[Sequence], live: Collection[Sequence]) -> dict[RequestId, Entry]:
-        """Whether each of the candidates, alone, may come in beside those that live."""
-        if self.budget_bytes is None or not live:
-            return {each.request_id: "free" for each in candidates}
-        budget_bytes = self.budget_bytes
-        again = max((each.preemptions for each in live if not each.has_gone_on), default=0)
-        # Asked for many candidates at every step: what only depends on those that live is counted once.
-        crowds: dict[tuple[Lane | None, int], _Crowd] = {}
-
-        def fits(candidate: Sequence, over: Lane | None) -> bool:
-            """Beside all, or, with `over`, beside those that do not give way to this lane, if there are any that do."""
-            reserve = _RESERVE_TOKENS * _RESERVE_GROWTH ** max(again, candidate.preemptions)
-            if (over, reserve) not in crowds:
-                stay = [each for each in live if over is None or not _gives_way(each, over)]
-                crowds[over, reserve] = self._crowd(stay, reserve)
-            crowd = crowds[over, reserve]
-            if over is not None and crowd.rows in (0, len(live)):
-                return crowd.rows == 0
-            return (crowd + self._crowd([candidate], reserve)).size_bytes(self.footprint) <= budget_bytes
-
-        return {
-            each.request_id: "free" if fits(each, None) else "by_preempting" if fits(each, each.lane) else "none"
-            for each in candidates
-        }
+    def entrance(self, live: Collection[Sequence], only: Sequence | None = None) -> "Entrance":
+        """Who may come in beside those that live; `only` this one, if there is one that waited too long."""
+        return Entrance(self, live, only)
 
     def gives_way(self, candidate: Sequence, live: Collection[Sequence]) -> Sequence | None:
         """Who has to give up his KV first, that the candidate may come in. None when it may, or cannot by this."""
-        if self.entries([candidate], live)[candidate.request_id] != "by_preempting":
+        if self.entrance(live).entry(candidate) != "by_preempting":
             return None
         lower = [each for each in live if _gives_way(each, candidate.lane)]
         return max(lower, key=lambda each: (each.lane, each.arrived))
 
-    def _crowd(self, rows: Iterable[Sequence], grown_by: int) -> "_Crowd":
-        """When each has drawn `grown_by` tokens more, or all that it may."""
-        count, together, longest, alone_bytes = 0, 0, 0, 0
-        for each in rows:
-            tokens = min(each.tokens + grown_by, each.most_tokens)
-            count += 1
-            # What only warms the cache never joins the batch.
-            if self.footprint.rows == "apart" or each.lane is Lane.WARM:
-                alone_bytes += self.footprint.row_bytes(tokens)
-            else:
-                together += 1
-                longest = max(longest, tokens)
-        return _Crowd(count, together, longest, alone_bytes)
+
+class Entrance:
+    """Whether a sequence, alone, may come in beside those that live: asked for many at every step, so that what only
+    depends on those that live is counted once. It stands for one moment: those that live must not change meanwhile."""
+
+    def __init__(self, kv: LiveKV, live: Collection[Sequence], only: Sequence | None) -> None:
+        self._kv = kv
+        self._live = live
+        self._only = only
+        self._is_open = kv.budget_bytes is None or not live
+        self._again = 0
+        if not self._is_open:
+            self._again = max((each.preemptions for each in live if not each.has_gone_on), default=0)
+        self._rooms: dict[tuple[Lane | None, _Storage, int], int] = {}
+
+    def admits(self, candidate: Sequence) -> bool:
+        """Whether it may come in now, be it that others give way."""
+        return (self._only is None or candidate is self._only) and self.entry(candidate) != "none"
+
+    def entry(self, candidate: Sequence) -> Entry:
+        """As whoever has the budget beside these rows would be told."""
+        if self._is_open:
+            return "free"
+        if self._fits(candidate, None):
+            return "free"
+        return "by_preempting" if self._fits(candidate, candidate.lane) else "none"
+
+    def most_tokens(self, lane: Lane) -> int:
+        """No candidate of this lane that has more tokens than these comes in."""
+        if self._is_open:
+            return _UNBOUNDED
+        storage, reserve = _storage(self._kv.footprint, lane), self._reserve(0)
+        return max(self._room(None, storage, reserve), self._room(lane, storage, reserve))
+
+    def _fits(self, candidate: Sequence, over: Lane | None) -> bool:
+        """Beside all, or, with `over`, beside those that do not give way to this lane, if there are any that do."""
+        reserve = self._reserve(candidate.preemptions)
+        tokens = min(candidate.tokens + reserve, candidate.most_tokens)
+        return tokens <= self._room(over, _storage(self._kv.footprint, candidate.lane), reserve)
+
+    def _reserve(self, preemptions: int) -> int:
+        return _RESERVE_TOKENS * _RESERVE_GROWTH ** max(self._again, preemptions)
+
+    def _room(self, over: Lane | None, storage: "_Storage", reserve: int) -> int:
+        """How many tokens a row may grow to beside the others, when each of them has grown by `reserve`."""
+        key = (over, storage, reserve)
+        if key not in self._rooms:
+            self._rooms[key] = self._counted_room(over, storage, reserve)
+        return self._rooms[key]
+
+    def _counted_room(self, over: Lane | None, storage: "_Storage", reserve: int) -> int:
+        footprint, budget_bytes = self._kv.footprint, self._kv.budget_bytes or 0
+        stay = [each for each in self._live if over is None or not _gives_way(each, over)]
+        if over is not None and len(stay) in (0, len(self._live)):
+            return -1 if stay else _UNBOUNDED
+        crowd = _crowd(footprint, stay, reserve)
+        if storage == "alone":
+            return _most_tokens(footprint, budget_bytes - crowd.size_bytes(footprint))
+        room = _most_tokens(footprint, (budget_bytes - crowd.alone_bytes) // (crowd.together + 1))
+        return room if room >= crowd.longest_tokens else -1
+
+
+_Storage = Literal["together", "alone"]
+
+
+def _storage(footprint: KVFootprint, lane: Lane) -> _Storage:
+    """Whether a row's KV is in the batch. What only warms the cache never joins it."""
+    return "alone" if lane is Lane.WARM or footprint.rows == "apart" else "together"
+
+
+_UNBOUNDED = 10**9
+
+
+@lru_cache(maxsize=256)
+def _most_tokens(footprint: KVFootprint, budget_bytes: int) -> int:
+    """Of one row in so many bytes; below 0 if it cannot even be empty."""
+    return footprint.most_tokens(budget_bytes, _UNBOUNDED) if footprint.row_bytes(0) <= budget_bytes else -1
 
 
 @dataclass(frozen=True)
 class _Crowd:
     """Rows, in what they take: some will decode together, padded to the longest; others have caches of their own."""
 
-    rows: int
     together: int
     longest_tokens: int
     alone_bytes: int
-
-    def __add__(self, other: "_Crowd") -> "_Crowd":
-        return _Crowd(
-            self.rows + other.rows,
-            self.together + other.together,
-            max(self.longest_tokens, other.longest_tokens),
-            self.alone_bytes + other.alone_bytes,
-        )
 
     def size_bytes(self, footprint: KVFootprint) -> int:
         return self.alone_bytes + (self.together * footprint.row_bytes(self.longest_tokens) if self.together else 0)
 
 
-def overdue(waiting: Iterable[Sequence]) -> Sequence | None:
-    """Who waited for memory for so long that nobody else comes in before: the one that waited longest."""
-    late = [
-        each
-        for each in waiting
-        if each.lane in _PATIENCE_SECONDS and each.memory_held_seconds >= _PATIENCE_SECONDS[each.lane]
-    ]
-    return max(late, key=lambda each: each.memory_held_seconds, default=None)
+def _crowd(footprint: KVFootprint, rows: Iterable[Sequence], grown_by: int) -> _Crowd:
+    """When each has drawn `grown_by` tokens more, or all that it may."""
+    together, longest, alone_bytes = 0, 0, 0
+    for each in rows:
+        tokens = min(each.tokens + grown_by, each.most_tokens)
+        if _storage(footprint, each.lane) == "alone":
+            alone_bytes += footprint.row_bytes(tokens)
+        else:
+            together += 1
+            longest = max(longest, tokens)
+    return _Crowd(together, longest, alone_bytes)
+
+
+def is_overdue(waiting: Sequence) -> bool:
+    """Whether it waited for memory for so long that nobody else comes in before."""
+    patience_seconds = _PATIENCE_SECONDS.get(waiting.lane)
+    return patience_seconds is not None and waiting.memory_held_seconds >= patience_seconds
+
+
+def longest_held(overdue: Iterable[Sequence]) -> Sequence | None:
+    """Whose turn it is: of those that are overdue, the one that waited longest."""
+    return max(overdue, key=lambda each: each.memory_held_seconds, default=None)
 
 
 def _gives_way(each: Sequence, lane: Lane) -> bool:

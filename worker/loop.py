@@ -41,8 +41,9 @@ from worker.neighbours import Alone, DeviceSharing, Hold, Load
 from worker.output import StopStrings
 from worker.prefix_cache import PrefixCache
 from worker.row_answer import RowAnswer
-from worker.scheduler import Decode, Idle, Join, Mixed, Open, Park, Preempt, Prefill, Scheduler, Step
+from worker.scheduler import Scheduler
 from worker.sequence import BooksDoNotAddUp, Lane, Prepared, Sequence, lane_of, resumed, timings
+from worker.steps import Decode, Idle, Join, Mixed, Open, Park, Preempt, Prefill, Step
 from worker.warming import STORE_SECONDS, Warming, WarmingPrefixes
 
 Payload = TypeVar("Payload")
@@ -314,12 +315,8 @@ class StepLoop(Generic[Payload]):
         self._scheduler.waited(self._clock() - started)
 
     def _load(self) -> Load:
-        decoding = self._scheduler.decoding_lanes()
-        return Load(
-            active_rank=min((sequence.lane for sequence in self._scheduler.sequences()), default=None),
-            decoding_rank=min(decoding, default=None),
-            decoding_rows=len(decoding),
-        )
+        places = self._scheduler.places
+        return Load(active_rank=places.highest, decoding_rank=places.highest_row, decoding_rows=len(places.decoding))
 
     def _read(self) -> None:
         """Before the device does something long: what it has decoded already is on its way to the clients."""
@@ -360,9 +357,8 @@ class StepLoop(Generic[Payload]):
         row.prepared = resumed(row.prepared, self._engine.token_ids(request_id), row.drawn)
         row.is_open = False
         self._engine.drop([request_id])
-        self._scheduler.preempted(request_id)
-        if self._cache.prefetch(row.prepared, self._scheduler.rate_tokens_per_second):
-            self._sequence(request_id).blocks_deadline = self._clock() + FETCH_DEADLINE_SECONDS
+        waits = self._cache.prefetch(row.prepared, self._scheduler.rate_tokens_per_second)
+        self._scheduler.preempted(request_id, self._clock() + FETCH_DEADLINE_SECONDS if waits else None)
 
     def _prefill(self, step: Prefill) -> None:
         row, sequence = self._rows[step.request_id], self._sequence(step.request_id)

@@ -111,14 +111,18 @@ def slice_tokens(settings: SchedulerSettings, costs: CostModel, prompt: Sequence
 
 
 def mixed_tokens(settings: SchedulerSettings, costs: CostModel, prompt: Sequence, seconds: float, rows: int) -> int:
-    """Of a slice that `rows` rows ride along with, in a pass that is to last `seconds`.
+    """Of a slice that `rows` rows ride along with, in a pass that is to last `seconds`."""
+    return _inside(settings, prompt, mixed_pass_tokens(settings, costs, prompt.prefilled, seconds, rows))
+
+
+def mixed_pass_tokens(settings: SchedulerSettings, costs: CostModel, context: int, seconds: float, rows: int) -> int:
+    """The same, of a prompt that has no end.
 
     Never less than the floor: what a pass takes beyond a step is laid to its tokens. Where it is slow for another
     reason (a number of rows whose step was never measured, a busy machine) few tokens look dear, and fewer dearer.
     """
-    context = prompt.prefilled
     least = max(settings.mixed_floor_tokens, costs.worthwhile_tokens(_WORTHWHILE, context, rows))
-    return _inside(settings, prompt, max(costs.mixed_tokens_in(seconds, context, rows), least))
+    return min(max(costs.mixed_tokens_in(seconds, context, rows), least), settings.ceiling_tokens)
 
 
 def _inside(settings: SchedulerSettings, prompt: Sequence, tokens: int) -> int:

@@ -95,6 +95,7 @@ class Sequence:
 
     `prefilled` tokens of the prompt are in its KV cache, `cached` of them came from the prefix cache. The last
     prompt token is never prefilled: it is the first input of decode. `grains` name its prefix (see `protocol.ids`).
+    `ticket` numbers those that wait in the order in which they came, or came back.
     `advanced_at` is when more of its prompt was done last. A sequence whose prompt is done and which takes no part in
     decode is parked: since `parked_since`, less than a stint in between not counted. When it comes back, `steps_owed`
     steps are its own before it may be parked again. `held` counts the seconds it gave way, by reason (see
@@ -129,7 +130,39 @@ class Sequence:
     joined_at: float = 0.0
     may_be_parked_at: float = 0.0
     steps_owed: int = 0
+    ticket: int = 0
     held: dict[str, float] = field(default_factory=dict[str, float])
+
+    def opened(self, cached_tokens: int, now: float) -> None:
+        """It has a KV cache, which holds so many tokens."""
+        self.memory_held_before = self.held.get(MEMORY, 0.0)
+        self.advanced_at = now
+        self.prefilled = cached_tokens
+        if self.prefill_started is None:
+            self.prefill_started = now
+            self.cached = cached_tokens
+
+    def advanced(self, tokens: int, now: float) -> None:
+        """A slice of so many tokens ran."""
+        self.prefilled += tokens
+        self.slices += 1
+        self.advanced_at = now
+
+    def joined(self, now: float, stint_seconds: float | None) -> None:
+        """It decodes; unless `stint_seconds` is None, for so long at least, and a step."""
+        self.may_be_parked_at = now + (stint_seconds or 0.0)
+        self.steps_owed = 0 if stint_seconds is None else 1
+        if self.decode_started is None:
+            self.decode_started = now
+
+    def preempted(self, blocks_deadline: float | None) -> None:
+        """It has no KV any more."""
+        self.furthest = max(self.furthest, self.prefilled) if self.prefill_left > 0 else self.tokens - 1
+        self.replayed = self.drawn
+        self.prefilled = 0
+        self.is_open = False
+        self.preemptions += 1
+        self.blocks_deadline = blocks_deadline
 
     @property
     def prefill_total(self) -> int:

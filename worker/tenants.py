@@ -1,6 +1,7 @@
 """How much of the device each tenant had, so that inside a class they share it fairly. Pure."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 _REMEMBERED = 1024
 
@@ -32,10 +33,10 @@ class TenantBooks:
     def charge(self, tenant: str, seconds: float) -> None:
         self._served[tenant] += seconds
 
-    def leads(self) -> dict[str, float]:
-        """By how many seconds each tenant that is there had more than the one that had least."""
+    def leads(self) -> Callable[[str], float]:
+        """By how many seconds a tenant that is there had more than the one that had least, as of now."""
         least = self._least()
-        return {tenant: self._served[tenant] - least for tenant in self._present}
+        return lambda tenant: self._served[tenant] - least
 
     def _least(self) -> float:
         return min((self._served[tenant] for tenant in self._present), default=0.0)

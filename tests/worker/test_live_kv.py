@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.ids import RequestId
-from worker.live_kv import BUFFER_STEP_TOKENS, KVFootprint, LiveKV, Window, overdue
+from worker.live_kv import BUFFER_STEP_TOKENS, KVFootprint, LiveKV, Window, is_overdue, longest_held
 from worker.pacing import SchedulerSettings
-from worker.scheduler import Decode, Idle, Join, Mixed, Open, Park, Preempt, Prefill, Scheduler, Step
+from worker.scheduler import Scheduler
 from worker.sequence import STINT_TOKENS, Lane, Sequence
+from worker.steps import Decode, Idle, Join, Mixed, Open, Park, Preempt, Prefill, Step
 
 PLAIN = KVFootprint(bytes_per_token=10)
 I, S, BATCH, WARM = Lane  # noqa: E741 - the lanes in their order
@@ -112,7 +113,7 @@ def test_who_comes_in(candidate: Sequence, beside: list[Sequence], entry: str) -
     """Whoever fits; who does not takes the room of lower classes if that is enough, but of none that was preempted
     and has not gone on."""
     kv = LiveKV(footprint=PLAIN, budget_bytes=room(100, rows=2))
-    assert list(kv.entries([candidate], beside).values()) == [entry]
+    assert kv.entrance(beside).entry(candidate) == entry
     assert (kv.gives_way(candidate, beside) is not None) == (entry == "by_preempting")
 
 
@@ -122,9 +123,9 @@ def test_a_row_that_was_preempted_comes_in_with_more_room() -> None:
     beside = [live("a", 1000, max_tokens=5000)]
     for preemptions, entry in ((0, "free"), (1, "none")):
         again = sequence("x", 10, max_tokens=5000, preemptions=preemptions)
-        assert list(kv.entries([again], beside).values()) == [entry]
+        assert kv.entrance(beside).entry(again) == entry
     short = [live("a", 1000, max_tokens=256)]
-    assert list(kv.entries([sequence("x", 10, preemptions=9)], short).values()) == ["free"]
+    assert kv.entrance(short).entry(sequence("x", 10, preemptions=9)) == "free"
 
 
 def test_who_waits_long_for_memory_goes_first() -> None:
@@ -134,11 +135,12 @@ def test_who_waits_long_for_memory_goes_first() -> None:
         sequence("b", 1, BATCH, held={"memory": 119.0}),
         sequence("w", 1, WARM, held={"memory": 1e6}),
     ]
-    assert overdue(waiting) is None
+    assert not any(map(is_overdue, waiting))
     waiting[1].held["memory"] = 121.0
-    assert overdue(waiting) is waiting[1]
+    assert [each.request_id for each in waiting if is_overdue(each)] == ["b"]
+    assert longest_held(waiting) is waiting[2]
     waiting[1].memory_held_before = 100.0
-    assert overdue(waiting) is None
+    assert not any(map(is_overdue, waiting))
 
 
 # --- the scheduler, over whole lives --------------------------------------------------------------------------------

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from protocol.ids import BLOCK_TOKENS, Grain, RequestId
 from worker import pacing
 from worker.pacing import SchedulerSettings
-from worker.scheduler import Decode, Idle, Join, Mixed, Open, Park, Prefill, Scheduler, Standing, Step
+from worker.scheduler import Scheduler
 from worker.sequence import BooksDoNotAddUp, Lane, Sequence, shared_tokens
+from worker.standings import Standing
+from worker.steps import Decode, Idle, Join, Mixed, Open, Park, Prefill, Step
 
 A, B, C, D = (RequestId(name) for name in "abcd")
 I, S, BATCH, WARM = Lane  # noqa: E741 - the lanes in their order
@@ -73,7 +75,7 @@ def order_of_prompts(made: Scheduler, seconds_per_token: float = 0.001) -> list[
         seconds = step.tokens * seconds_per_token if isinstance(step, Prefill) else 0.0
         now += seconds
         play(made, step, now, seconds)
-        if isinstance(step, Prefill | Open) and step.request_id not in {s.request_id for s in made._waiting.values()}:
+        if isinstance(step, Prefill | Open) and step.request_id not in {s.request_id for s in made.places.waiting()}:
             done.append(step.request_id)
             made.remove(step.request_id)
     return done
@@ -933,7 +935,7 @@ def simulate(  # noqa: C901 - one arm for each step
             case Prefill(request_id=name, tokens=tokens) | Mixed(request_id=name, tokens=tokens):
                 known = made.get(name)
                 assert known is not None
-                decoding = [s.request_id for s in made._decoding.values()] if isinstance(step, Mixed) else []
+                decoding = [s.request_id for s in made.places.decoding.values()] if isinstance(step, Mixed) else []
                 seconds = machine.prefill(tokens, known.prefilled) + machine.decode(len(decoding)) * bool(decoding)
                 now += seconds
                 play(made, step, now, seconds)
@@ -942,7 +944,7 @@ def simulate(  # noqa: C901 - one arm for each step
                     assert known.lane is Lane.WARM
                     over[int(name)] += 1
             case Decode():
-                decoding = [s.request_id for s in made._decoding.values()]
+                decoding = [s.request_id for s in made.places.decoding.values()]
                 seconds = machine.decode(len(decoding))
                 now += seconds
                 made.decoded(seconds, len(decoding))
@@ -987,6 +989,13 @@ def test_a_slice_is_what_the_gap_allows(
     simulate(machine, arrivals, max_rows, slices, watch)
 
 
+def lanes_ready(made: Scheduler, now: float) -> set[Lane]:
+    """Of the prompts that can run a slice, looked up one by one."""
+    started = {s.lane for s in made.sequences() if s.is_open and s.prefill_left}
+    in_line = [s for s in made.sequences() if not s.is_open and (s.blocks_deadline is None or s.blocks_deadline <= now)]
+    return started | {s.lane for s in in_line if made._readiness.may_open(s.lane)}
+
+
 @given(MACHINES, ARRIVALS, st.integers(1, 4), SLICES)
 def test_lanes_are_strict(machine: Machine, arrivals: list[Arrival], max_rows: int, slices: Slices) -> None:
     """A slice is run for a lower lane only when no higher one could run, or when it let sixteen by."""
@@ -994,8 +1003,7 @@ def test_lanes_are_strict(machine: Machine, arrivals: list[Arrival], max_rows: i
     def watch(made: Scheduler, step: Step, now: float) -> None:
         if not isinstance(step, Prefill | Mixed):
             return
-        higher = {s.lane for s in made._ready(now) if s.lane < step.lane and not made._is_owed(s.lane)}
-        if higher:
+        if {lane for lane in lanes_ready(made, now) if lane < step.lane} & set(made._lanes_not_owing()):
             assert made._let_by[step.lane] >= 16
             assert step.lane is not Lane.WARM
 
@@ -1012,16 +1020,16 @@ def test_neither_prefill_nor_decode_starves(
     def watch(made: Scheduler, step: Step, now: float) -> None:
         nonlocal owing
         if isinstance(step, Mixed):
-            assert not made._is_owed(step.lane)
+            assert step.lane in made._lanes_not_owing()
         elif isinstance(step, Prefill):
             if owing is not None and made.is_decoding:
                 assert step.lane < owing, "a second slice although decode is owed"
             owing = step.lane if made.is_decoding else None
         elif isinstance(step, Decode):
             owing = None
-            for ready in made._ready(now):
-                is_new = slices == "mixed" and not made.costs.step_seconds(1)
-                assert made._is_owed(ready.lane) or is_new, "a prompt waits although nothing is owed"
+            is_new = slices == "mixed" and not made.costs.step_seconds(1)
+            for lane in lanes_ready(made, now):
+                assert lane not in made._lanes_not_owing() or is_new, "a prompt waits although nothing is owed"
         elif not made.is_decoding:
             owing = None
 
@@ -1039,10 +1047,10 @@ def test_a_batch_row_beside_endless_interactive_ones_goes_on(higher_rows: int, r
     while now < 60:
         step = made.next_step(now)
         if isinstance(step, Decode):
-            seconds = row_seconds * len(made._decoding)
+            seconds = row_seconds * len(made.places.decoding)
             now += seconds
-            made.decoded(seconds, len(made._decoding))
-            if A in made._decoding:
+            made.decoded(seconds, len(made.places.decoding))
+            if A in made.places.decoding:
                 served += seconds
                 last_decoded = now
         else:

@@ -2,12 +2,15 @@
 
 from collections import Counter
 
-from tests.bench.simulate import DEVICES, Arrival, Simulation, day, percentile
+from tests.bench.day_trace import Arrival, day
+from tests.bench.simulate import percentile
+from tests.bench.simulated_device import DEVICES, Simulation
+from worker.pacing import SchedulerSettings
 from worker.sequence import Lane
 
 
-def run(arrivals: list[Arrival]) -> Simulation:
-    simulation = Simulation(DEVICES["m-series"], arrivals, max_rows=8, first_rate=256.0)
+def run(arrivals: list[Arrival], device: str = "m-series") -> Simulation:
+    simulation = Simulation(DEVICES[device], arrivals, SchedulerSettings(max_rows=8, slices="mixed"))
     simulation.run()
     return simulation
 
@@ -15,7 +18,7 @@ def run(arrivals: list[Arrival]) -> Simulation:
 def test_batch_work_is_done_and_nobody_notices() -> None:
     """With a saturated batch lane, an interactive request's wait and gap stay near what they are without; and all of
     the batch is done."""
-    people = [arrival for arrival in day(2, 1, seed=3) if arrival.kind is Lane.INTERACTIVE]
+    people = [arrival for arrival in day(2, 11, 1, seed=3) if arrival.kind is Lane.INTERACTIVE]
     batch = [Arrival(10.0 + i, f"night{i}", Lane.BATCH, Lane.BATCH, "night", 1000 + i, 0, 150) for i in range(500)]
     alone = run([*people]).seen[Lane.INTERACTIVE]
     beside = run([*people, *batch])

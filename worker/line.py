@@ -1,0 +1,111 @@
+"""The prompts of one lane that have not started, kept in the orders in which the scheduler asks for them. Pure.
+
+However long a line is, to ask whether somebody could start costs next to nothing, and to ask who does costs about as
+much as there are tenants in it.
+"""
+
+import itertools
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterator
+
+from protocol.ids import RequestId
+from worker.live_kv import Entrance
+from worker.sequence import Lane, Sequence
+
+
+class Line:
+    """A prompt in it changes in nothing but its `blocks_deadline`, and that only through `blocks_arrived`."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._prompts: dict[RequestId, Sequence] = {}
+        self._fetching: dict[RequestId, Sequence] = {}
+        self._by_work: list[tuple[int, int, Sequence]] = []
+        self._by_arrival: list[tuple[float, int, Sequence]] = []
+        self._tenants: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._prompts.values())
+
+    def get(self, request_id: RequestId) -> Sequence | None:
+        return self._prompts.get(request_id)
+
+    @property
+    def ready(self) -> Iterator[Sequence]:
+        """Those that wait for no blocks from disk."""
+        return (sequence for _, _, sequence in self._by_work)
+
+    @property
+    def fetching(self) -> Iterator[Sequence]:
+        """Those that wait for blocks from disk."""
+        return iter(self._fetching.values())
+
+    def add(self, sequence: Sequence) -> None:
+        """One whose `ticket` nobody else has."""
+        self._prompts[sequence.request_id] = sequence
+        if sequence.blocks_deadline is None:
+            self._order(sequence)
+        else:
+            self._fetching[sequence.request_id] = sequence
+
+    def blocks_arrived(self, request_id: RequestId) -> Sequence | None:
+        """Its blocks from disk came, or never will. None when it did not wait for any."""
+        sequence = self._fetching.pop(request_id, None)
+        if sequence is not None:
+            sequence.blocks_deadline = None
+            self._order(sequence)
+        return sequence
+
+    def remove(self, request_id: RequestId) -> Sequence | None:
+        """An unknown id is fine."""
+        sequence = self._prompts.pop(request_id, None)
+        if sequence is None or self._fetching.pop(request_id, None) is not None:
+            return sequence
+        del self._by_work[bisect_left(self._by_work, (_work_tokens(sequence), sequence.ticket))]
+        del self._by_arrival[bisect_left(self._by_arrival, (sequence.arrived, sequence.ticket))]
+        self._tenants[sequence.tenant] -= 1
+        if not self._tenants[sequence.tenant]:
+            del self._tenants[sequence.tenant]
+        return sequence
+
+    def has_candidate(self, entrance: Entrance, now: float) -> bool:
+        """Whether there is one that may start now."""
+        return next(self.shortest(entrance, now), None) is not None
+
+    def shortest(self, entrance: Entrance, now: float) -> Iterator[Sequence]:
+        """Of each tenant the one with the least work among those that may start now, and perhaps some more; those whose
+        blocks never came in time first, the others by their work."""
+        yield from (each for each in self._overdue(now) if entrance.admits(each))
+        seen: set[str] = set()
+        most_tokens = entrance.most_tokens(self._lane)
+        for work_tokens, _, sequence in self._by_work:
+            if work_tokens >= most_tokens or len(seen) == len(self._tenants):
+                return
+            if sequence.tenant not in seen and entrance.admits(sequence):
+                seen.add(sequence.tenant)
+                yield sequence
+
+    def oldest(self, entrance: Entrance, now: float) -> Iterator[Sequence]:
+        """The one that came first among those that may start now, and perhaps some more."""
+        yield from (each for each in self._overdue(now) if entrance.admits(each))
+        in_order = (sequence for _, _, sequence in self._by_arrival if entrance.admits(sequence))
+        yield from itertools.islice(in_order, 1)
+
+    def _overdue(self, now: float) -> list[Sequence]:
+        """Whose blocks did not come in time: it is computed without them."""
+        late = self._fetching.values()
+        return [each for each in late if each.blocks_deadline is not None and each.blocks_deadline <= now]
+
+    def _order(self, sequence: Sequence) -> None:
+        insort(self._by_work, (_work_tokens(sequence), sequence.ticket, sequence))
+        insort(self._by_arrival, (sequence.arrived, sequence.ticket, sequence))
+        self._tenants[sequence.tenant] += 1
+
+
+def _work_tokens(sequence: Sequence) -> int:
+    """All that is to be computed of one that has no KV: less than its tokens."""
+    return sequence.prefill_total
