@@ -12,7 +12,7 @@ from worker.debts import DecodeDebts
 from worker.pacing import SchedulerSettings
 from worker.places import Places
 from worker.readiness import Readiness
-from worker.sequence import BooksDoNotAddUp, Lane, Sequence
+from worker.sequence import LANES, BooksDoNotAddUp, Lane, Sequence
 from worker.steps import Mixed, Prefill
 from worker.tenants import TenantBooks
 from worker.waits import Holders, WaitingTimes
@@ -34,8 +34,8 @@ class SchedulerBooks:
         self._debts = DecodeDebts()
         self._waits = WaitingTimes()
         self._room_seen_seconds_ago = math.inf
-        self._slices = dict.fromkeys(Lane, 0)
-        self._let_by = dict.fromkeys(Lane, 0)
+        self._slices = [0 for _ in LANES]
+        self._let_by = [0 for _ in LANES]
         self._rows_elsewhere: Lane | None = None
         self._slices_held_by = ""
 
@@ -109,7 +109,7 @@ class SchedulerBooks:
 
     def blocks_arrived(self, request_id: RequestId) -> None:
         """Its blocks from disk came, or never will. An unknown id is fine."""
-        for line in self.places.lines.values():
+        for line in self.places.lines:
             if sequence := line.blocks_arrived(request_id):
                 self._waits.enter(sequence, "in line")
                 self._look_at_room_soon()
@@ -168,8 +168,8 @@ class SchedulerBooks:
         self._slices[step.lane] += 1
         self._let_by[step.lane] = 0
         entrance = self._readiness.entrance()
-        for lane in Lane:
-            if lane > step.lane and self._readiness.can_run(lane, entrance, now):
+        for lane in LANES[step.lane + 1 :]:
+            if self._readiness.can_run(lane, entrance, now):
                 self._let_by[lane] += 1
         if (rows := self.places.highest_row) is not None:
             owed = pacing.owed_seconds(step.lane, rows, seconds=seconds, decoded_seconds=decoded_seconds)
@@ -273,5 +273,5 @@ class SchedulerBooks:
         self._room_seen_seconds_ago = math.inf
 
     def _holders(self) -> Holders:
-        full = frozenset(lane for lane in Lane if self._readiness.rows_are_taken(lane))
+        full = frozenset(lane for lane in LANES if self._readiness.rows_are_taken(lane))
         return waits.holders(self.places, full, self._settings.max_rows, self._slices_held_by)

@@ -144,6 +144,8 @@ class CostModel:
         self._mixing_pays = True
         self._steps: dict[int, deque[float]] = {}
         self._step_medians: dict[int, float] = {}
+        self._step_seconds: dict[int, float] = {}
+        """What was answered since: the scheduler asks several times in each step."""
         self.prefill = PrefillCost(fixed=0.0, token=1 / first_rate_tokens_per_second, attention=0.0)
 
     # --- slices ----------------------------------------------------------------------------------------------------
@@ -239,10 +241,13 @@ class CostModel:
     def step_seconds(self, rows: int) -> float:
         """Of one decode step. Of a size never seen: as the nearest smaller one, since a guess too low is soon corrected
         by a measurement and one too high never is."""
+        if (seconds := self._step_seconds.get(rows)) is not None:
+            return seconds
         if rows <= 0 or not self._step_medians:
             return 0.0
         known = [size for size in self._step_medians if size <= rows] or [min(self._step_medians)]
-        return self._step_medians[max(known)]
+        seconds = self._step_seconds[rows] = self._step_medians[max(known)]
+        return seconds
 
     def knows_step(self, rows: int) -> bool:
         """Whether a step of so many rows was measured."""
@@ -255,6 +260,7 @@ class CostModel:
         steps = self._steps.setdefault(rows, deque(maxlen=_KEPT_STEPS))
         steps.append(seconds)
         self._step_medians[rows] = statistics.median(steps)
+        self._step_seconds.clear()
 
 
 def _ridge(

@@ -1,17 +1,17 @@
 """What slices owe the rows that decode, by the lane of the slice. Pure."""
 
-from worker.sequence import Lane
+from worker.sequence import LANES, Lane
 
 
 class DecodeDebts:
     """In seconds of decode. Who owes pays before the next slice of his lane or of a lower one."""
 
     def __init__(self) -> None:
-        self._seconds = dict.fromkeys(Lane, 0.0)
+        self._seconds = [0.0 for _ in LANES]
 
     @property
     def most_seconds(self) -> float:
-        return max(self._seconds.values())
+        return max(self._seconds)
 
     def owe(self, lane: Lane, seconds: float) -> None:
         """A slice on behalf of this lane ran beside rows."""
@@ -19,19 +19,17 @@ class DecodeDebts:
 
     def pay(self, seconds: float) -> None:
         """Rows had so much: it pays all lanes at once."""
-        for lane, owed in self._seconds.items():
-            if owed:
-                self._seconds[lane] = max(0.0, owed - seconds)
+        self._seconds = [max(0.0, owed - seconds) for owed in self._seconds]
 
     def forgive(self) -> None:
         """A debt to nobody is none."""
-        self._seconds = dict.fromkeys(Lane, 0.0)
+        self._seconds = [0.0 for _ in LANES]
 
     def highest_owing(self, payable_seconds: float) -> Lane | None:
         """The highest lane that owes at least what can be paid at a time: it and all below do not run a slice."""
-        return next((lane for lane, owed in self._seconds.items() if 0 < owed >= payable_seconds), None)
+        return next((lane for lane in LANES if 0 < self._seconds[lane] >= payable_seconds), None)
 
     @property
     def are_sound(self) -> bool:
         """Whether none is negative."""
-        return min(self._seconds.values()) >= 0
+        return min(self._seconds) >= 0

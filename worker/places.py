@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from protocol.ids import RequestId
 from worker.line import Line
 from worker.live_kv import LiveKV
-from worker.sequence import Lane, Sequence
+from worker.sequence import LANES, Lane, Sequence
 
 Group = dict[RequestId, Sequence]
 
@@ -21,12 +21,12 @@ class Places:
     """A move raises KeyError when the sequence does not stand where it starts."""
 
     def __init__(self) -> None:
-        self.lines = {lane: Line(lane) for lane in Lane}
-        self.in_prefill: dict[Lane, Group] = {lane: {} for lane in Lane}
+        self.lines = [Line(lane) for lane in LANES]
+        self.in_prefill: list[Group] = [{} for _ in LANES]
         self.parked: Group = {}
         self.decoding: Group = {}
-        self._live = dict.fromkeys(Lane, 0)
-        self._rows = dict.fromkeys(Lane, 0)
+        self._live = [0 for _ in LANES]
+        self._rows = [0 for _ in LANES]
         self._tickets = itertools.count()
 
     # --- who stands where --------------------------------------------------------------------------------------------
@@ -36,15 +36,15 @@ class Places:
 
     def get_waiting(self, request_id: RequestId) -> Sequence | None:
         """One whose prompt is not done."""
-        for lane in Lane:
-            if found := self.in_prefill[lane].get(request_id) or self.lines[lane].get(request_id):
+        for group, line in zip(self.in_prefill, self.lines, strict=True):
+            if found := group.get(request_id) or line.get(request_id):
                 return found
         return None
 
     @property
     def waiting_count(self) -> int:
         """How many prompts are not done."""
-        return sum(map(len, self.lines.values())) + sum(map(len, self.in_prefill.values()))
+        return sum(map(len, self.lines)) + sum(map(len, self.in_prefill))
 
     @property
     def is_empty(self) -> bool:
@@ -52,14 +52,14 @@ class Places:
 
     def started(self) -> Iterator[Sequence]:
         """Those in prefill."""
-        for lane in Lane:
-            yield from self.in_prefill[lane].values()
+        for group in self.in_prefill:
+            yield from group.values()
 
     def waiting(self) -> Iterator[Sequence]:
         """All whose prompts are not done."""
         yield from self.started()
-        for lane in Lane:
-            yield from self.lines[lane]
+        for line in self.lines:
+            yield from line
 
     def live(self) -> list[Sequence]:
         """All that have KV."""
@@ -67,7 +67,7 @@ class Places:
 
     def live_down_to(self, lane: Lane) -> int:
         """How many of this lane and of higher ones have KV."""
-        return sum(self._live[other] for other in Lane if other <= lane)
+        return sum(self._live[: lane + 1])
 
     def rows_of(self, lane: Lane) -> int:
         """How many rows of this lane decode."""
@@ -76,17 +76,17 @@ class Places:
     @property
     def highest_row(self) -> Lane | None:
         """The highest lane that decodes."""
-        return next((lane for lane in Lane if self._rows[lane]), None)
+        return next((lane for lane in LANES if self._rows[lane]), None)
 
     @property
     def highest_waiting(self) -> Lane | None:
         """The highest lane of the prompts that are not done."""
-        return next((lane for lane in Lane if self.in_prefill[lane] or self.lines[lane]), None)
+        return next((lane for lane in LANES if self.in_prefill[lane] or self.lines[lane]), None)
 
     @property
     def highest(self) -> Lane | None:
         """The highest lane of all."""
-        return next((lane for lane in Lane if self._live[lane] or self.lines[lane]), None)
+        return next((lane for lane in LANES if self._live[lane] or self.lines[lane]), None)
 
     # --- moves -------------------------------------------------------------------------------------------------------
 
@@ -126,12 +126,12 @@ class Places:
         if (sequence := self.decoding.pop(request_id, None)) is not None:
             self._rows[sequence.lane] -= 1
         else:
-            places = (self.parked, *self.in_prefill.values())
+            places = (self.parked, *self.in_prefill)
             sequence = next((found for place in places if (found := place.pop(request_id, None))), None)
         if sequence is not None:
             self._live[sequence.lane] -= 1
             return sequence
-        return next((found for line in self.lines.values() if (found := line.remove(request_id))), None)
+        return next((found for line in self.lines if (found := line.remove(request_id))), None)
 
     # --- laws --------------------------------------------------------------------------------------------------------
 
@@ -146,14 +146,14 @@ class Places:
             "decoding or parked means prefilled": all(each.prefill_left == 0 for each in done),
             "waiting means that some of the prompt is left": all(each.prefill_left >= 0 for each in waiting),
             "what waits without KV has none": all(each.prefilled == 0 for each in waiting if not each.is_open),
-            "in line means without KV": not any(each.is_open for line in self.lines.values() for each in line),
+            "in line means without KV": not any(each.is_open for line in self.lines for each in line),
             "who has KV is counted": all(
-                self._live[lane] == sum(each.lane is lane and each.is_open for each in live) for lane in Lane
+                self._live[lane] == sum(each.lane is lane and each.is_open for each in live) for lane in LANES
             ),
             "rows are counted": all(
-                self._rows[lane] == sum(each.lane is lane for each in self.decoding.values()) for lane in Lane
+                self._rows[lane] == sum(each.lane is lane for each in self.decoding.values()) for lane in LANES
             ),
             "live KV keeps to its budget": live_kv.holds(live),
-            "few prompts in prefill": all(len(group) <= max_prefills for group in self.in_prefill.values()),
+            "few prompts in prefill": all(len(group) <= max_prefills for group in self.in_prefill),
         }
         return [law for law, holds in laws.items() if not holds]

@@ -8,7 +8,7 @@ While somebody has waited for room for too long, there is none for anybody else.
 from worker.live_kv import Entrance, is_overdue, longest_held
 from worker.pacing import SchedulerSettings
 from worker.places import Places
-from worker.sequence import Lane, Sequence
+from worker.sequence import LANES, Lane, Sequence
 
 
 class Readiness:
@@ -43,7 +43,7 @@ class Readiness:
 
     def candidates(self) -> list[Sequence]:
         """Those in line whom only memory may keep from starting, as far as rows go."""
-        lines = (line for lane, line in self._places.lines.items() if not self.rows_are_taken(lane))
+        lines = (self._places.lines[lane] for lane in LANES if not self.rows_are_taken(lane))
         return [each for line in lines for each in line.ready]
 
     def note_overdue(self, candidates: list[Sequence]) -> None:

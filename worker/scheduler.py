@@ -35,7 +35,7 @@ from worker.books import SchedulerBooks
 from worker.line import Line
 from worker.live_kv import Entrance
 from worker.rows import row_change
-from worker.sequence import Lane, Sequence, shared_tokens
+from worker.sequence import LANES, Lane, Sequence, shared_tokens
 from worker.standings import Order, Pace, Standing, eta_seconds_of, standings_of
 from worker.steps import Decode, Idle, Mixed, Open, Preempt, Prefill, Step
 
@@ -59,7 +59,7 @@ class Scheduler(SchedulerBooks):
                 return self._slice_of(self._leader_of(sequence) or sequence, lane)  # rule 6
         if places.decoding:
             return Decode()
-        deadlines = (s.blocks_deadline for line in places.lines.values() for s in line.fetching)
+        deadlines = (s.blocks_deadline for line in places.lines for s in line.fetching)
         return Idle(min((each for each in deadlines if each is not None), default=None))
 
     def _lanes_not_owing(self) -> list[Lane]:
@@ -67,7 +67,7 @@ class Scheduler(SchedulerBooks):
         # What a mixed pass leaves owing is less than a step, mostly: to run one for it would pay far too much.
         payable = self.costs.step_seconds(len(self.places.decoding)) if self.is_mixing else 0.0
         owing = self._debts.highest_owing(payable)
-        return [lane for lane in Lane if owing is None or lane < owing]
+        return [lane for lane in LANES if owing is None or lane < owing]
 
     def _lane_of_next(self, lanes: Collection[Lane]) -> Lane:
         """Rule 4: the highest, unless a lower one has let enough slices by."""

@@ -78,6 +78,9 @@ class Lane(enum.IntEnum):
     WARM = 3
 
 
+LANES = tuple(Lane)
+"""The highest first. What is counted by lane is a list in this order."""
+
 STINT_TOKENS = 32
 """How many tokens a row that was preempted draws before it can be preempted again for a higher class."""
 

@@ -5,22 +5,25 @@ out when it leaves its group, or when somebody asks.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from protocol.ids import RequestId
 from worker.live_kv import Entrance
 from worker.places import Places
-from worker.sequence import MEMORY, Lane, Sequence
+from worker.sequence import LANES, MEMORY, Lane, Sequence
 
 Stage = Literal["in line", "fetching", "no room", "in prefill", "parked"]
 
 
-class _Group(NamedTuple):
-    """Those who wait for the same."""
+@dataclass
+class _Group:
+    """Those who wait for the same: how many they are, and how long the group has waited, by reason."""
 
     lane: Lane
     stage: Stage
+    members: int = 0
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,27 +55,27 @@ class WaitingTimes:
     """Seconds of the device that went to others, in `Sequence.held`. Tell it of every move."""
 
     def __init__(self) -> None:
+        self._groups = [{stage: _Group(lane, stage) for stage in get_args(Stage)} for lane in LANES]
+        self._all_groups = [group for by_stage in self._groups for group in by_stage.values()]
         self._group_of: dict[RequestId, _Group] = {}
-        self._members: dict[_Group, int] = {}
-        self._seconds: dict[_Group, dict[str, float]] = {}
-        self._counted: dict[RequestId, dict[str, float]] = {}
+        self._seconds_before: dict[RequestId, dict[str, float]] = {}
 
     def enter(self, sequence: Sequence, stage: Stage) -> None:
         """It waits, from now on, at this stage: it may have waited at another one."""
         self.leave(sequence)
-        group = _Group(sequence.lane, stage)
+        group = self._groups[sequence.lane][stage]
+        group.members += 1
         self._group_of[sequence.request_id] = group
-        self._members[group] = self._members.get(group, 0) + 1
-        self._counted[sequence.request_id] = dict(self._seconds.setdefault(group, {}))
+        self._seconds_before[sequence.request_id] = dict(group.seconds)
 
     def leave(self, sequence: Sequence) -> None:
         """It runs, or is gone."""
         group = self._group_of.pop(sequence.request_id, None)
         if group is None:
             return
-        self._members[group] -= 1
-        before = self._counted.pop(sequence.request_id)
-        for reason, seconds in self._seconds[group].items():
+        group.members -= 1
+        before = self._seconds_before.pop(sequence.request_id)
+        for reason, seconds in group.seconds.items():
             if (waited := seconds - before.get(reason, 0.0)) > 0:
                 sequence.held[reason] = sequence.held.get(reason, 0.0) + waited
 
@@ -82,18 +85,17 @@ class WaitingTimes:
             self.enter(sequence, group.stage)
 
     def stage_of(self, sequence: Sequence) -> Stage:
+        """Of one that waits."""
         return self._group_of[sequence.request_id].stage
 
     def count(self, seconds: float, holders: Holders, served: Sequence | None) -> None:
         """So much of the device went to others than those who wait, but for `served`, who had it."""
-        stage = None
-        if served is not None and (group := self._group_of.get(served.request_id)) is not None:
-            stage = group.stage
+        stage = None if served is None else self.stage_of(served)
+        if served is not None:
             self.leave(served)
-        for group, members in self._members.items():
-            if members and (reason := holders.of(*group)):
-                totals = self._seconds[group]
-                totals[reason] = totals.get(reason, 0.0) + seconds
+        for group in self._all_groups:
+            if group.members and (reason := holders.of(group.lane, group.stage)):
+                group.seconds[reason] = group.seconds.get(reason, 0.0) + seconds
         if served is not None and stage is not None:
             self.enter(served, stage)
 

@@ -257,7 +257,7 @@ class Worker:
             return 0
         if places.waiting_count and (scheduler.debt_seconds or not isinstance(scheduler.next_step(now), Decode)):
             return 0
-        if places.waiting_count and any(places.in_prefill.values()):
+        if places.waiting_count and any(places.in_prefill):
             return 0
         if any(self._rows[name].last_token != now for name in places.decoding):
             return 0
