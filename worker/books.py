@@ -12,6 +12,7 @@ from worker.debts import DecodeDebts
 from worker.pacing import SchedulerSettings
 from worker.places import Places
 from worker.readiness import Readiness
+from worker.rows import RowTurns
 from worker.sequence import LANES, BooksDoNotAddUp, Lane, Sequence
 from worker.steps import Mixed, Prefill
 from worker.tenants import TenantBooks
@@ -30,12 +31,14 @@ class SchedulerBooks:
         self.preemptions = 0
         self._settings = settings
         self._readiness = Readiness(settings, self.places)
+        self._rows = RowTurns(settings, self.costs, self.places)
         self._tenants = TenantBooks()
         self._debts = DecodeDebts()
         self._waits = WaitingTimes()
         self._room_seen_seconds_ago = math.inf
         self._slices = [0 for _ in LANES]
         self._let_by = [0 for _ in LANES]
+        self._starts = [0 for _ in LANES]
         self._rows_elsewhere: Lane | None = None
         self._slices_held_by = ""
 
@@ -140,6 +143,8 @@ class SchedulerBooks:
         """Its KV cache exists and holds `cached_tokens` of its prompt (and of what it drew before it was preempted)."""
         sequence = self._waiting(request_id)
         self.places.start(sequence)
+        self._readiness.started(sequence.lane, now)
+        self._starts[sequence.lane] += 1
         self._waits.enter(sequence, "in prefill")
         self._look_at_room_soon()
         sequence.opened(cached_tokens, now)
@@ -157,6 +162,8 @@ class SchedulerBooks:
         self.costs.mixed(step.tokens, sequence.prefilled, rows, seconds)
         decoded_seconds = min(self.costs.step_seconds(rows), seconds)
         self._charge_rows(decoded_seconds)
+        # What its own lane owes is less by this step below; of the others' debts it pays as much as any step does.
+        self._debts.pay(decoded_seconds, but=step.lane)
         self._advanced(sequence, step, seconds, decoded_seconds, now)
 
     def _advanced(
@@ -167,7 +174,7 @@ class SchedulerBooks:
         self._tenants.charge(sequence.tenant, seconds - decoded_seconds)
         self._slices[step.lane] += 1
         self._let_by[step.lane] = 0
-        entrance = self._readiness.entrance()
+        entrance = self._readiness.entrance(now)
         for lane in LANES[step.lane + 1 :]:
             if self._readiness.can_run(lane, entrance, now):
                 self._let_by[lane] += 1
@@ -191,14 +198,16 @@ class SchedulerBooks:
         """A parked row takes part in decode."""
         sequence = self.places.join(request_id)
         self._waits.leave(sequence)
-        is_due = now - sequence.parked_since >= self._settings.parked_seconds
+        is_due = self._rows.is_due(sequence, now)
+        self._rows.given("due" if is_due else "not due")
         sequence.joined(now, self._settings.stint_seconds if is_due else None)
 
     def parked(self, request_id: RequestId, now: float) -> None:
         """A decoding row left the batch, for a while."""
         sequence = self.places.park(request_id)
         self._waits.enter(sequence, "parked")
-        sequence.parked_since = now
+        if now - sequence.joined_at >= self._settings.stint_seconds:  # else it is still due when it would have been
+            sequence.parked_since = now
         self._forgive()
 
     def preempted(self, request_id: RequestId, blocks_deadline: float | None = None) -> None:
@@ -266,8 +275,7 @@ class SchedulerBooks:
         candidates = self._readiness.candidates()
         for each in candidates:
             self._waits.settle(each)
-        self._readiness.note_overdue(candidates)
-        waits.sort_by_room(self._waits, candidates, self._readiness.entrance())
+        waits.sort_by_room(self._waits, candidates, self._readiness.look_at_room(candidates))
 
     def _look_at_room_soon(self) -> None:
         self._room_seen_seconds_ago = math.inf

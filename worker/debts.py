@@ -17,9 +17,11 @@ class DecodeDebts:
         """A slice on behalf of this lane ran beside rows."""
         self._seconds[lane] += seconds
 
-    def pay(self, seconds: float) -> None:
-        """Rows had so much: it pays all lanes at once."""
-        self._seconds = [max(0.0, owed - seconds) for owed in self._seconds]
+    def pay(self, seconds: float, *, but: Lane | None = None) -> None:
+        """Rows had so much: it pays all lanes at once, `but` one, if there is one whose slices count it already."""
+        for lane in LANES:
+            if lane is not but:
+                self._seconds[lane] = max(0.0, self._seconds[lane] - seconds)
 
     def forgive(self) -> None:
         """A debt to nobody is none."""

@@ -69,6 +69,10 @@ class Places:
         """How many of this lane and of higher ones have KV."""
         return sum(self._live[: lane + 1])
 
+    def live_of(self, lane: Lane) -> int:
+        """How many of this lane have KV."""
+        return self._live[lane]
+
     def rows_of(self, lane: Lane) -> int:
         """How many rows of this lane decode."""
         return self._rows[lane]

@@ -2,8 +2,13 @@
 
 One that has started can. One that has not may start when its blocks from disk came (or their deadline passed), a row
 will be free for it, fewer than `max_prefills` prompts of its lane are in prefill, and its KV has room (`live_kv`).
-While somebody has waited for room for too long, there is none for anybody else.
+
+Rows of lower classes are as good as free, since they give way. Where those of higher ones leave none, a lane may start
+one prompt every `parked_seconds` nevertheless, up to `max_rows` of its own: that one comes to a row as who was parked
+does. While somebody has waited for room for his KV for too long, there is none for anybody else.
 """
+
+import math
 
 from worker.live_kv import Entrance, is_overdue, longest_held
 from worker.pacing import SchedulerSettings
@@ -18,27 +23,37 @@ class Readiness:
         self._settings = settings
         self._places = places
         self._overdue: list[Sequence] = []
+        self._started_at = [-math.inf for _ in LANES]
 
     def can_run(self, lane: Lane, entrance: Entrance, now: float) -> bool:
         """Whether a prompt of this lane can run a slice."""
         if self._places.in_prefill[lane]:
             return True
-        return self.may_open(lane) and self._places.lines[lane].has_candidate(entrance, now)
+        return self.may_open(lane, now) and self._places.lines[lane].has_candidate(entrance, now)
 
-    def may_open(self, lane: Lane) -> bool:
+    def may_open(self, lane: Lane, now: float) -> bool:
         """Whether one more prompt of this lane may start."""
-        in_prefill = len(self._places.in_prefill[lane])
-        return in_prefill < self._settings.max_prefills and not self.rows_are_taken(lane)
+        if len(self._places.in_prefill[lane]) >= self._settings.max_prefills:
+            return False
+        return not self.rows_are_taken(lane) or now >= self.next_start_without_a_row(lane)
 
     def rows_are_taken(self, lane: Lane) -> bool:
-        """Whether no row would be free for one more prompt of this lane. Rows of the batch class give way to others."""
-        if lane is Lane.WARM:
-            return False
-        return self._places.live_down_to(max(lane, Lane.STANDARD)) >= self._settings.max_rows
+        """Whether no row would be free for one more prompt of this lane. Rows of lower ones give way."""
+        return lane is not Lane.WARM and self._places.live_down_to(lane) >= self._settings.max_rows
 
-    def entrance(self) -> Entrance:
+    def next_start_without_a_row(self, lane: Lane) -> float:
+        """From when on a prompt of this lane may start although higher lanes have all rows; never with too many."""
+        if self._places.live_of(lane) >= self._settings.max_rows:
+            return math.inf
+        return self._started_at[lane] + self._settings.parked_seconds
+
+    def started(self, lane: Lane, now: float) -> None:
+        """A prompt of this lane has."""
+        self._started_at[lane] = now
+
+    def entrance(self, now: float) -> Entrance:
         """For whose KV there is room at this moment."""
-        late = [each for each in self._overdue if not each.is_open and self.may_open(each.lane)]
+        late = [each for each in self._overdue if not each.is_open and self.may_open(each.lane, now)]
         return self._settings.live_kv.entrance(self._places.live(), longest_held(late))
 
     def candidates(self) -> list[Sequence]:
@@ -46,6 +61,7 @@ class Readiness:
         lines = (self._places.lines[lane] for lane in LANES if not self.rows_are_taken(lane))
         return [each for line in lines for each in line.ready]
 
-    def note_overdue(self, candidates: list[Sequence]) -> None:
-        """Look who has waited for memory for too long. Their `held` must be up to date."""
+    def look_at_room(self, candidates: list[Sequence]) -> Entrance:
+        """For which of these there is room, and who of them has waited too long for it. Their `held` is up to date."""
         self._overdue = [each for each in candidates if is_overdue(each)]
+        return self._settings.live_kv.entrance(self._places.live(), longest_held(self._overdue))

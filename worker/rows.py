@@ -1,40 +1,70 @@
 """Which of the rows that are done with their prompt should decode now, or stop to. Pure: rule 2 of the scheduler."""
 
+from collections.abc import Iterable
+from typing import Literal
+
 from worker.cost_model import CostModel
 from worker.pacing import SchedulerSettings
 from worker.places import Places
-from worker.sequence import Lane
+from worker.sequence import Lane, Sequence
 from worker.steps import Join, Park
 
 
-def row_change(places: Places, costs: CostModel, settings: SchedulerSettings, now: float) -> Join | Park | None:
-    """The next row to come or to go: first those that are due after `parked_seconds`, then by lane, then by arrival."""
-    batch_rows = places.rows_of(Lane.BATCH)
-    if not places.parked and not batch_rows:
+class RowTurns:
+    """Who has the next row: those that are due and those of the highest class take turns."""
+
+    def __init__(self, settings: SchedulerSettings, costs: CostModel, places: Places) -> None:
+        self._settings = settings
+        self._costs = costs
+        self._places = places
+        self._next_row_is_for: Literal["due", "highest"] = "due"
+
+    def change(self, now: float) -> Join | Park | None:
+        """The next row to come or to go. Asking changes nothing."""
+        places = self._places
+        batch_rows = places.rows_of(Lane.BATCH)
+        if not places.parked and not batch_rows:
+            return None
+        higher_rows = len(places.decoding) - batch_rows
+        parkable = [s for s in places.decoding.values() if now >= s.may_be_parked_at and not s.steps_owed]
+        last = max(reversed(parkable), key=lambda s: s.lane, default=None)  # of the lowest class who joined last
+        for sequence in self._in_turn(places.parked.values(), now):
+            if len(places.decoding) < self._settings.max_rows:
+                if (
+                    sequence.lane is not Lane.BATCH
+                    or self.is_due(sequence, now)
+                    or not self._would_stretch(higher_rows, batch_rows + 1)
+                ):
+                    return Join(sequence.request_id)
+            elif last is not None and sequence.lane < last.lane:
+                return Park(last.request_id)
+        if last is not None and last.lane is Lane.BATCH and self._would_stretch(higher_rows, batch_rows):
+            return Park(last.request_id)
         return None
-    higher_rows = len(places.decoding) - batch_rows
-    batch = [s for s in places.decoding.values() if s.lane is Lane.BATCH] if batch_rows else []
-    parkable = [s for s in batch if now >= s.may_be_parked_at and not s.steps_owed]
-    due = {s.request_id for s in places.parked.values() if now - s.parked_since >= settings.parked_seconds}
-    for sequence in sorted(places.parked.values(), key=lambda s: (s.request_id not in due, s.lane, s.arrived)):
-        if len(places.decoding) < settings.max_rows:
-            if (
-                sequence.lane is not Lane.BATCH
-                or sequence.request_id in due
-                or not _would_stretch(costs, settings.stretch, higher_rows, batch_rows + 1)
-            ):
-                return Join(sequence.request_id)
-        elif sequence.lane is not Lane.BATCH and parkable:
-            return Park(parkable[-1].request_id)
-    if parkable and _would_stretch(costs, settings.stretch, higher_rows, batch_rows):
-        return Park(parkable[-1].request_id)
-    return None
 
+    def is_due(self, parked: Sequence, now: float) -> bool:
+        """Whether it had no stint for so long that a row is its own, before one of the highest class has the next."""
+        return now - parked.parked_since >= self._settings.parked_seconds
 
-def _would_stretch(costs: CostModel, stretch: float, higher_rows: int, batch_rows: int) -> bool:
-    """Whether so many rows of the batch class make the others' decode steps more than `stretch` times as long."""
-    if not higher_rows or not batch_rows:
-        return False
-    if not costs.knows_step(higher_rows):
-        return True  # how else to learn what the higher rows alone would take
-    return costs.step_seconds(higher_rows + batch_rows) > stretch * costs.step_seconds(higher_rows)
+    def given(self, to: Literal["due", "not due"]) -> None:
+        """A row went to somebody."""
+        self._next_row_is_for = "highest" if to == "due" and self._next_row_is_for == "due" else "due"
+
+    def _in_turn(self, parked: Iterable[Sequence], now: float) -> list[Sequence]:
+        """The first has the next row."""
+        due_first = self._next_row_is_for == "due"
+
+        def turn(sequence: Sequence) -> tuple[float, ...]:
+            is_due = due_first and self.is_due(sequence, now)
+            return (0, sequence.parked_since) if is_due else (1, sequence.lane, sequence.arrived)
+
+        return sorted(parked, key=turn)
+
+    def _would_stretch(self, higher_rows: int, batch_rows: int) -> bool:
+        """Whether so many rows of the batch class make the others' decode steps more than `stretch` times as long."""
+        if not higher_rows or not batch_rows:
+            return False
+        if not self._costs.knows_step(higher_rows):
+            return True  # how else to learn what the higher rows alone would take
+        alone_seconds = self._costs.step_seconds(higher_rows)
+        return self._costs.step_seconds(higher_rows + batch_rows) > self._settings.stretch * alone_seconds

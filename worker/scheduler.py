@@ -5,21 +5,29 @@ Who goes next, in the order it is asked:
 1. **Memory.** When the rows' KV outgrows its budget, `live_kv` says who is *preempted*: he gives up his KV, waits
    again, and goes on from where he was; what the prefix cache kept of it need not be computed again. So is a lower
    class's row when a prompt whose turn has come finds no room otherwise.
-2. **Rows.** A prompt that is done joins the decode batch as soon as a row is free. Rows of the batch class are
-   *parked*, with their KV, when a higher class needs their row, or when they would stretch its decode steps to more
-   than `stretch` times; after `parked_seconds` a parked row comes back for at least `stint_seconds`: it never starves.
+2. **Rows.** A prompt that is done joins the decode batch as soon as a row is free. A row is *parked*, with its KV, when
+   a higher class needs its place; rows of the batch class also when they would stretch the others' decode steps to
+   more than `stretch` times. Who had no stint of `stint_seconds` in `parked_seconds` is *due*: every other row that
+   gets free is his before anybody else's, who was due first first, and for a stint nobody parks him again (`rows`).
 3. **Decode before prefill, while decode is owed.** What a slice owes the decoding rows is paid before the next slice
    of its lane or a lower one (`pacing`).
 4. **Lane.** Of the prompts that can run a slice, those of the highest lane go first. A lane that let
    `lower_lane_every` slices of higher lanes by takes the next one. What only warms the cache never does.
 5. **Prompt.** In a lane the prompt with the least work left goes first, where a tenant's lead over the others counts as
    work, up to `tenant_lead_seconds`. So a ten-token question does not wait behind a repository: it goes between two
-   slices of it. Every `oldest_every`th slice of a lane goes to its oldest prompt, so the repository gets done.
+   slices of it. Every `oldest_every`th slice of a lane goes to its oldest prompt, and every `oldest_every`th start to
+   the oldest that has not started, so the repository gets done.
 6. **A prefix is computed once.** A prompt that has not started, and shares more with one in prefill than was hot, gives
    its turn to that one.
 7. When no rule has a slice to run, the rows decode.
 
 A prompt can run a slice when it has started, or may: `readiness` says when.
+
+So nobody waits without end, however many others come, but what only warms the cache. A lane starts a prompt at least
+every `parked_seconds` and `lower_lane_every` slices of higher lanes, and one of `oldest_every` is its oldest. Started,
+that one waits for as many slices at most for each of its own, and for what those owe. Its prompt done, it is due after
+`parked_seconds`, and waits for two rows to get free for each that is due before it. And who is of the highest class
+waits for a row that one of a lower has for a stint at most, and for another for each of his class before him.
 
 A slice is bounded by *time*, as `pacing` says. Where the engine can, and where it was measured to be no slower, a slice
 beside decoding rows is *mixed*: the same pass gives each row its next token.
@@ -34,7 +42,6 @@ from worker import pacing
 from worker.books import SchedulerBooks
 from worker.line import Line
 from worker.live_kv import Entrance
-from worker.rows import row_change
 from worker.sequence import LANES, Lane, Sequence, shared_tokens
 from worker.standings import Order, Pace, Standing, eta_seconds_of, standings_of
 from worker.steps import Decode, Idle, Mixed, Open, Preempt, Prefill, Step
@@ -48,10 +55,10 @@ class Scheduler(SchedulerBooks):
         places = self.places
         if victim := self._settings.live_kv.victim(places.live()):  # rule 1
             return Preempt(victim.request_id)
-        if change := row_change(places, self.costs, self._settings, now):  # rule 2
+        if change := self._rows.change(now):  # rule 2
             return change
         if not self._has_to_learn_steps():
-            entrance = self._readiness.entrance()
+            entrance = self._readiness.entrance(now)
             lanes = [lane for lane in self._lanes_not_owing() if self._readiness.can_run(lane, entrance, now)]  # rule 3
             if lanes:
                 lane = self._lane_of_next(lanes)  # rule 4
@@ -77,14 +84,22 @@ class Scheduler(SchedulerBooks):
     def _prompt_of_next(self, lane: Lane, entrance: Entrance, now: float) -> Sequence:
         """Rule 5: the one with the least work left, and now and then the oldest."""
         started = self.places.in_prefill[lane].values()
-        line = self.places.lines[lane] if self._readiness.may_open(lane) else Line(lane)
-        if self._slices[lane] % self._settings.oldest_every == self._settings.oldest_every - 1:
-            return min((*started, *line.oldest(entrance, now)), key=lambda s: (s.arrived, s.ticket))
+        line = self.places.lines[lane] if self._readiness.may_open(lane, now) else Line(lane)
+        if self._is_the_oldests(self._slices[lane]):
+            return min((*started, *line.oldest(entrance, now)), key=_arrival)
         leads = self._tenants.leads()
-        return min(
+        least = min(
             (*started, *line.shortest(entrance, now)),
             key=lambda s: (self._work_left(s, leads(s.tenant)), not s.is_open, s.ticket),
         )
+        if not least.is_open and self._is_the_oldests(self._starts[lane]):
+            return min(line.oldest(entrance, now), key=_arrival)
+        return least
+
+    def _is_the_oldests(self, slices_or_starts: int) -> bool:
+        """Whether, after so many in a lane, the next one belongs to its oldest prompt."""
+        every = self._settings.oldest_every
+        return slices_or_starts % every == every - 1
 
     def _work_left(self, sequence: Sequence, lead_seconds: float) -> float:
         """In seconds, with what its tenant had more of the device than others lately."""
@@ -162,3 +177,8 @@ class Scheduler(SchedulerBooks):
             self.places,
             "mixed" if self.is_mixing and not self._has_to_learn_steps() else "apart",
         )
+
+
+def _arrival(sequence: Sequence) -> tuple[float, int]:
+    """Who came first."""
+    return sequence.arrived, sequence.ticket

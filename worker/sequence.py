@@ -153,6 +153,7 @@ class Sequence:
 
     def joined(self, now: float, stint_seconds: float | None) -> None:
         """It decodes; unless `stint_seconds` is None, for so long at least, and a step."""
+        self.joined_at = now
         self.may_be_parked_at = now + (stint_seconds or 0.0)
         self.steps_owed = 0 if stint_seconds is None else 1
         if self.decode_started is None:

@@ -13,6 +13,7 @@ In those the length of a step is what it was at their beginning, for 128 rounds 
 
 import heapq
 import itertools
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -25,7 +26,7 @@ from worker.cost_model import PrefillCost
 from worker.neighbours import Alone, DeviceSharing, Hold, Load, Neighbour, SharingSettings, WorkerKey
 from worker.pacing import SchedulerSettings
 from worker.scheduler import Scheduler
-from worker.sequence import Lane, Sequence
+from worker.sequence import LANES, Lane, Sequence
 from worker.shared_device import SharedDevice
 from worker.steps import Decode, Idle, Join, Mixed, Open, Park, Preempt, Prefill
 
@@ -263,6 +264,11 @@ class Worker:
             return 0
         return min(_LONGEST_RUN_ROUNDS, *(self._rows[name].left for name in places.decoding))
 
+    def quiet_until(self) -> float:
+        """When a prompt may start although all rows are taken."""
+        lanes = (lane for lane in LANES if self.scheduler.places.lines[lane])
+        return min(map(self.scheduler._readiness.next_start_without_a_row, lanes), default=math.inf)
+
     def begin_run(self, rounds: int) -> None:
         self.runs_since = self._simulation.rounds
         self.run_rounds = rounds
@@ -405,7 +411,8 @@ class Simulation:
     def _quiet_rounds(self, running: list[Worker]) -> int:
         """Until the first run ends, somebody wakes, or a request arrives: in whole rounds."""
         round_seconds = sum(worker.run_seconds for worker in running)
-        ends = [*self._asleep.values()]
+        ends = [*self._asleep.values(), *(worker.quiet_until() for worker in running)]
+        ends = [end for end in ends if end < math.inf]
         if self._todo:
             ends.append(self._todo[-1].at)
         rounds = min(worker.runs_since + worker.run_rounds - self.rounds for worker in running)  # type: ignore[operator]

@@ -993,7 +993,7 @@ def lanes_ready(made: Scheduler, now: float) -> set[Lane]:
     """Of the prompts that can run a slice, looked up one by one."""
     started = {s.lane for s in made.sequences() if s.is_open and s.prefill_left}
     in_line = [s for s in made.sequences() if not s.is_open and (s.blocks_deadline is None or s.blocks_deadline <= now)]
-    return started | {s.lane for s in in_line if made._readiness.may_open(s.lane)}
+    return started | {s.lane for s in in_line if made._readiness.may_open(s.lane, now)}
 
 
 @given(MACHINES, ARRIVALS, st.integers(1, 4), SLICES)

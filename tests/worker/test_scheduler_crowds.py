@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from protocol.ids import RequestId
 from worker.pacing import SchedulerSettings
-from worker.scheduler import Decode, Idle, Join, Mixed, Open, Park, Preempt, Prefill, Scheduler
+from worker.scheduler import Scheduler
 from worker.sequence import Lane, Sequence
+from worker.steps import Decode, Idle, Join, Mixed, Open, Park, Preempt, Prefill
 
 I, S, BATCH, WARM = Lane  # noqa: E741 - the lanes in their order
 LATECOMER = RequestId("latecomer")
