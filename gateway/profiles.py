@@ -50,12 +50,13 @@ class Profile(ProfileSampling, frozen=True, kw_only=True, forbid_unknown_fields=
 }):  # fmt: skip
     """`model` is the folder's name. `system` comes before the request's own system text. `latency_class` is asked for
     if the request asks for none; the key has the last word. `template_arguments` are those that a request may send as
-    `chat_template_kwargs`, which win."""
+    `chat_template_kwargs`, which win. `thinking_budget` is for a chat that names none."""
 
     model: Annotated[str, Meta(min_length=1)]
     system: str = ""
     latency_class: Literal["interactive", "standard", "batch"] | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    thinking_budget: Annotated[int, Meta(ge=1)] | None = None
     template_arguments: dict[str, Any] = {}
 
 
@@ -141,11 +142,13 @@ def _sampling(profile: Profile, asked: Sampling) -> Sampling:
 
 
 def _generated(profile: Profile, work: Generate, prompt: Prompt) -> Generate:
+    takes_budget = work.reasoning == "split" and work.reasoning_budget_tokens is None
     return replace(
         work,
         prompt=prompt,
         sampling=_sampling(profile, work.sampling),
         max_tokens=profile.max_tokens if work.max_tokens is None else work.max_tokens,
+        reasoning_budget_tokens=profile.thinking_budget if takes_budget else work.reasoning_budget_tokens,
     )
 
 

@@ -102,7 +102,8 @@ class Generate(Struct, frozen=True, kw_only=True, tag=True):
     `max_tokens` None means up to the context's end. `top_logprobs` None means no logprobs, 0 the chosen token's only.
     `latency_class` is what the caller's key allows of what was asked; inside a class `tenant`s (a key's name) share
     fairly. `tool_use` None: no part of the text is a call. `reasoning` "split" tells it apart from the answer, "keep"
-    leaves the text as the model wrote it. `ignore_end` goes on after the model's end-of-turn token.
+    leaves the text as the model wrote it; at most `reasoning_budget_tokens` of it are drawn (None: no bound), then the
+    worker ends it. `ignore_end` goes on after the model's end-of-turn token.
     """
 
     request_id: RequestId
@@ -118,6 +119,7 @@ class Generate(Struct, frozen=True, kw_only=True, tag=True):
     tool_use: ToolUse | None = None
     constraint: Constraint | None = None
     reasoning: Literal["split", "keep"] = "keep"
+    reasoning_budget_tokens: int | None = None
     ignore_end: Literal["no", "yes"] = "no"
 
 
@@ -411,8 +413,11 @@ class CacheReport(Struct, frozen=True, kw_only=True):
     expected_compute_seconds: float | None = None
 
 
-OutputWarning = Literal["tool_call_unparsed", "tool_call_repaired", "tool_call_cut", "arguments_invalid"]
-"""What a client may want to know of an answer that held a call: it came back as text, or not quite as written."""
+OutputWarning = Literal[
+    "tool_call_unparsed", "tool_call_repaired", "tool_call_cut", "arguments_invalid", "thinking_budget_not_held"
+]
+"""What a client may want to know of an answer: a call came back as text, or not quite as written, or no end of this
+model's reasoning is known, so that no budget of it can be held."""
 
 
 class Finished(Struct, frozen=True, kw_only=True, tag=True):

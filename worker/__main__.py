@@ -199,6 +199,7 @@ class Worker:
         text_plane = TextPlane(
             tokenizer=tokenizer,
             formats=formats,
+            make_detokenizer=detokenizer_maker(wrapped),
             questions=TokenQuestions(tokenizer, wrapped, context_tokens=context, syntax=formats.syntax),
             context_tokens=context,
             deliver=self._inbox.put,

@@ -40,6 +40,10 @@ class TokenMatcher:
         self._end_mask = end_mask
         self._is_lost = False
 
+    @property
+    def binds(self) -> bool:
+        return True
+
     def consume(self, token_id: int) -> None:
         # Behind the end only ends may come, which are no news; and what was lost stays so.
         if not self._is_lost and not self._matcher.is_stopped():

@@ -482,7 +482,7 @@ class StepLoop(Generic[Payload]):
                 timings=timings(sequence, self._clock()),
                 cache=row.report,
                 matched_stop=matched,
-                warnings=row.answer.warnings,
+                warnings=(*row.prepared.warnings, *row.answer.warnings),
             )
         )
 

@@ -224,11 +224,12 @@ class MlxEngine:
 
     @property
     def _matchers(self) -> dict[int, Matcher]:
-        """By row."""
-        return {index: row.prepared.matcher for index, row in enumerate(self._rows) if row.prepared.matcher is not None}
+        """Those that bind now, by row."""
+        matchers = ((index, row.prepared.matcher) for index, row in enumerate(self._rows))
+        return {index: matcher for index, matcher in matchers if matcher is not None and matcher.binds}
 
     def _draw(self, logits: mx.array) -> None:
-        """Launch the rows' draws from their lazy logits. While a row has a matcher, what it drew before was read."""
+        """Launch the rows' draws from their lazy logits. Where a matcher binds, what was drawn before was read."""
         allowed = None
         if matchers := self._matchers:
             mx.async_eval(logits)  # the device is busy while masks are made

@@ -16,6 +16,9 @@ def allowed_tokens(matchers: Mapping[int, Matcher], shape: tuple[int, ...]) -> m
     """
     allowed = np.ones(shape, np.bool_)
     for row, matcher in matchers.items():
-        bits = np.frombuffer(matcher.next_mask(), np.uint8)
+        mask = matcher.next_mask()
+        if mask is None:
+            continue
+        bits = np.frombuffer(mask, np.uint8)
         allowed[row] = np.unpackbits(bits, count=shape[1], bitorder="little")
     return mx.array(allowed)  # pyright: ignore[reportArgumentType] - numpy arrays are taken

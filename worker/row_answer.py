@@ -40,6 +40,11 @@ class RowAnswer:
         return self._parser is not None and self._parser.is_over
 
     @property
+    def is_thinking(self) -> bool:
+        """Whether the next character would be reasoning, as far as is known."""
+        return self._parser is not None and self._parser.is_thinking
+
+    @property
     def has_whole_call(self) -> bool:
         return self._parser is not None and self._parser.whole_calls > 0
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from protocol.generation import Generate, Timings, Warm
+from protocol.generation import Generate, OutputWarning, Timings, Warm
 from protocol.ids import GRAIN_TOKENS, Grain, RequestId
 from worker import hashing
 from worker.answers.plan import AnswerPlan
@@ -19,12 +19,19 @@ class BooksDoNotAddUp(Exception):
 class Matcher(Protocol):
     """Where a row's answer stands in the grammar that it must keep to. It goes forward only, with its row."""
 
+    @property
+    def binds(self) -> bool:
+        """Whether `next_mask` must be asked before the next draw, after all that was drawn before it is consumed. While
+        it need not be, one token more may be drawn than was consumed."""
+        ...
+
     def consume(self, token_id: int) -> None:
         """The row drew this."""
         ...
 
-    def next_mask(self) -> bytes:
-        """Which tokens may follow: a bit for each of the vocabulary, the lowest first, and at least one of them set."""
+    def next_mask(self) -> bytes | None:
+        """Which tokens may follow: a bit for each of the vocabulary, the lowest first, at least one of them set, and
+        none for those behind the last byte. None: any token."""
         ...
 
 
@@ -36,7 +43,8 @@ class Prepared:
     `boundaries` are positions in the prompt at which a later prompt is likely to part from it, ascending, multiples of
     GRAIN_TOKENS. `warm` is set when the request only fills the cache; `request` then draws nothing.
     `max_tokens` is resolved: never beyond the context. `arrived` is on the worker's monotonic clock, in seconds.
-    `matcher` is this row's own; without one it may say anything. `answer` says how its text is to be read.
+    `matcher` is this row's own; without one it may say anything. `answer` says how its text is to be read; `warnings`
+    are there for its client before anything is drawn.
     The last `drawn_tokens` of `token_ids` are no prompt: the row drew them before it was preempted.
     """
 
@@ -51,6 +59,7 @@ class Prepared:
     warm: Warm | None = None
     matcher: Matcher | None = None
     answer: AnswerPlan = field(default_factory=AnswerPlan)
+    warnings: tuple[OutputWarning, ...] = ()
     drawn_tokens: int = 0
 
     @property

@@ -20,11 +20,15 @@ from protocol.generation import (
 )
 from protocol.sampling import Sampling
 from worker import hashing
-from worker.answers.plan import AnswerFormats, plan
+from worker.answers.plan import AnswerFormats, AnswerPlan, plan
+from worker.answers.thinking import end_of_thinking
 from worker.constrained import Compiler, matcher_for
+from worker.detokenizer import Detokenizer
 from worker.prompts import PromptRefused, PromptTokenizer, boundaries, prompt_tokens, resolve_max_tokens
-from worker.sequence import Prepared
+from worker.row_answer import RowAnswer
+from worker.sequence import Matcher, Prepared
 from worker.text_thread import TextThread
+from worker.thinking_budget import ThinkingBudget, closing_tokens
 from worker.tokenizing import TokenQuestions
 
 
@@ -56,8 +60,11 @@ class TextPlane:
         send: Callable[[Queued | Tokenized | Detokenized | Failed], None],
         clock: Callable[[], float],
         formats: AnswerFormats | None = None,
+        make_detokenizer: Callable[[], Detokenizer] | None = None,
     ) -> None:
-        """`formats` are those in which this model writes reasoning and calls; without, it is taken to know neither."""
+        """`formats` are those in which this model writes reasoning and calls; without, it is taken to know neither.
+        Without `make_detokenizer` no reasoning is held to a budget."""
+        self._make_detokenizer = make_detokenizer
         self._formats = formats or AnswerFormats()
         self._tokenizer = tokenizer
         self._questions = questions
@@ -142,6 +149,10 @@ class TextPlane:
             reasoning=request.reasoning,
             tail=prompt.tail,
         )
+        matcher = matcher_for(request, answer, compiler)
+        budget_tokens = request.reasoning_budget_tokens
+        is_bounded = budget_tokens is not None and budget_tokens < max_tokens
+        held = self._budget(request, answer, matcher, vocabulary_size) if is_bounded else None
         root = hashing.root(fingerprint, request.cache.scope)
         return Prepared(
             request=request,
@@ -154,5 +165,29 @@ class TextPlane:
             boundaries=boundaries(prompt, request.prompt),
             warm=warm,
             answer=answer,
-            matcher=matcher_for(request, answer, compiler),
+            matcher=held or matcher,
+            warnings=("thinking_budget_not_held",) if is_bounded and held is None else (),
+        )
+
+    def _budget(
+        self, request: Generate, answer: AnswerPlan, matcher: Matcher | None, vocabulary_size: int
+    ) -> ThinkingBudget | None:
+        """What holds the row's reasoning to its budget, and its answer to `matcher`. None: nothing can."""
+        most_tokens, parser = request.reasoning_budget_tokens, answer.parser()
+        if most_tokens is None or answer.thinking is None or parser is None or self._make_detokenizer is None:
+            return None
+        closing = closing_tokens(
+            end_of_thinking(answer.thinking, "answer" if answer.form is None and matcher is None else "anything"),
+            lambda text: self._tokenizer.encode(text, add_special_tokens=False),
+            self._make_detokenizer(),
+            vocabulary_size,
+        )
+        if not closing:
+            return None
+        return ThinkingBudget(
+            most_tokens=most_tokens,
+            closing=closing,
+            answer=RowAnswer(request.request_id, parser, lambda: ""),
+            texts=self._make_detokenizer(),
+            inner=matcher,
         )

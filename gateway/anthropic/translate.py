@@ -74,6 +74,7 @@ def messages_to_work(
                 tool_use=tool_use,
                 constraint=None if output_format is None else _constraint(output_format),
                 reasoning="split",
+                reasoning_budget_tokens=_thinking_budget(request),
             )
     except Refusal as refusal:
         return refusal.failure
@@ -178,6 +179,12 @@ def _check_thinking(request: MessagesRequest) -> None:
         raise invalid("thinking.budget_tokens", "must be less than `max_tokens`. Lower it, or raise `max_tokens`.")
 
 
+def _thinking_budget(request: MessagesRequest) -> int | None:
+    """Of `enabled` thinking, which `_check_thinking` looked at. `adaptive` leaves it to the model."""
+    thinking = request.thinking
+    return None if thinking is None or thinking.type != "enabled" else thinking.budget_tokens
+
+
 def _check_warm(request: MessagesRequest) -> None:
     """What makes no sense where nothing is generated."""
     thinking, choice = request.thinking, request.tool_choice
@@ -225,8 +232,6 @@ def _constraint(output_format: OutputFormat) -> JsonSchema:
 def _ignored(request: MessagesRequest) -> tuple[str, ...]:
     thinking = request.thinking
     names = [f"tools.{tool.type}" for tool in request.tools or () if not _is_client_tool(tool)]
-    if thinking is not None and thinking.budget_tokens is not None:
-        names.append("thinking.budget_tokens")
     if thinking is not None and thinking.display == "omitted":
         names.append("thinking.display")
     return tuple(names)

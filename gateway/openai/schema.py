@@ -211,6 +211,10 @@ class ChatRequest(GenerationOptions, frozen=True, kw_only=True):
     function_call: str | FunctionName | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     include_reasoning: bool | None = None
+    thinking_budget: int | None = None
+    thinking_token_budget: int | None = None
+    thinking_budget_tokens: int | None = None
+    reasoning_budget: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None

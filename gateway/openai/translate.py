@@ -12,6 +12,7 @@ from gateway.openai.json_values import plain
 from gateway.openai.messages import chat_messages
 from gateway.openai.refusals import Refusal, invalid, unsupported
 from gateway.openai.schema import ChatRequest, CompletionRequest, GenerationOptions
+from gateway.openai.thinking import asked_budget
 from gateway.openai.tools import asked_tools
 from protocol.failures import Failure
 from protocol.generation import CacheUse, ChatMessage, ChatPrompt, Generate, Prompt, TextPrompt, TokenPrompt
@@ -60,6 +61,7 @@ def chat_to_generate(
             tool_use=asked.use,
             constraint=constraint,
             reasoning="split",
+            reasoning_budget_tokens=asked_budget(request),
             ignore_end="yes" if request.ignore_eos else "no",
         )
         return _answers(first, [first.prompt], request.n or 1)
@@ -205,12 +207,14 @@ def _narrowed(cache_scope: bytes, salt: str | None) -> bytes:
 
 
 def _template_arguments(request: ChatRequest) -> dict[str, Any]:
-    """What the client says to the template itself goes before what its `reasoning_effort` implies."""
+    """What the client says to the template itself goes before what its `reasoning_effort` and its budget imply."""
     implied: dict[str, Any] = {}
     if request.reasoning_effort is not None:
         implied["reasoning_effort"] = request.reasoning_effort
         if request.reasoning_effort == "none":
             implied["enable_thinking"] = False
+    if asked_budget(request) == 0:
+        implied["enable_thinking"] = False
     return {**implied, **plain(request.chat_template_kwargs or {}, "chat_template_kwargs")}
 
 

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from gateway.openai.json_values import plain
 from gateway.openai.refusals import Refusal, invalid, unsupported
+from gateway.openai.thinking import budget_in_template
 from gateway.responses.history import history_of
 from gateway.responses.schema import CreateRequest, PromptFields, TextFormat
 from gateway.responses.tools import AskedTools, asked_tools
@@ -32,6 +33,7 @@ class Understood(Struct, frozen=True, kw_only=True):
     tools: AskedTools
     constraint: Constraint | None
     ignored: tuple[str, ...]
+    thinking_budget: int | None = None
 
 
 def understand(
@@ -58,6 +60,7 @@ def understand(
             ),
             tools=tools,
             constraint=constraint,
+            thinking_budget=budget_in_template(request.chat_template_kwargs),
             ignored=(*history.ignored, *tools.ignored, *_ignored(request)),
         )
     except Refusal as refusal:
@@ -94,6 +97,7 @@ def command_of(
         tool_use=understood.tools.use,
         constraint=understood.constraint,
         reasoning="split",
+        reasoning_budget_tokens=understood.thinking_budget,
     )
 
 
@@ -127,6 +131,8 @@ def _template_arguments(request: PromptFields) -> dict[str, Any]:
         arguments["reasoning_effort"] = effort
         if effort in ("none", "minimal"):
             arguments["enable_thinking"] = False
+    if budget_in_template(request.chat_template_kwargs) == 0:
+        arguments["enable_thinking"] = False
     return arguments | plain(request.chat_template_kwargs or {}, "chat_template_kwargs")
 
 

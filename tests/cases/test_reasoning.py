@@ -1,7 +1,9 @@
 """Field cases of reasoning (D): what the model thinks is told apart from what it answers, whoever opens the block."""
 
+import json
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -141,3 +143,127 @@ def test_an_answer_goes_on_from_the_assistants_text(client: httpx.Client) -> Non
     goes_on = ask(client, body(MODEL, messages=turns, continue_final_message=True, add_generation_prompt=False))
     assert goes_on.status == 200
     assert goes_on.prompt_tokens < new.prompt_tokens
+
+
+# --- budgets ---------------------------------------------------------------------------------------------------------
+
+_THOUGHTS = said_by("SC19").split()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"thinking_budget": 20},
+        {"thinking_token_budget": 20},
+        {"thinking_budget_tokens": 20},
+        {"reasoning_budget": 20},
+        {"chat_template_kwargs": {"thinking_budget": 20}},
+    ],
+)
+def test_a_budget_ends_the_thought(thinker: httpx.Client, fields: dict[str, Any]) -> None:
+    """Under each name: so many tokens are thought, the end is written for the model on top of them, and it answers.
+    Whole and streamed are the same, and the bill says what was thought."""
+    answer = ask(thinker, body(THINKER, said="SC19", **fields))
+    assert (answer.reasoning.split(), answer.text, answer.finish) == (_THOUGHTS[:20], "answer15", "stop")
+    assert answer.warnings == ()
+    assert answer.usage is not None
+    ends = 2  # a line's end and the mark
+    assert answer.usage["completion_tokens_details"]["reasoning_tokens"] == 20 + ends
+    assert answer.completion_tokens == 20 + ends + 2  # the answer, and its end
+
+
+def test_a_budget_that_is_not_reached_changes_nothing(thinker: httpx.Client, client: httpx.Client) -> None:
+    """Neither an end that comes by itself in time, nor an answer without a thought, nor what has no bound."""
+    for said, fields in (
+        ("SC16", {"thinking_budget": 200}),
+        ("SC16", {"thinking_budget": -1}),
+        ("SC16", {"thinking_budget": 2, "chat_template_kwargs": {"enable_thinking": True}, "max_tokens": 2}),
+    ):
+        plain = {name: value for name, value in fields.items() if name != "thinking_budget"}
+        held, free = ask(thinker, body(THINKER, said=said, **fields)), ask(thinker, body(THINKER, said=said, **plain))
+        assert (held.reasoning, held.text, held.finish) == (free.reasoning, free.text, free.finish)
+    answer = ask(client, body(MODEL, said="SC04", thinking_budget=0))
+    assert (answer.text, answer.reasoning) == (said_by("SC04"), "")
+
+
+def test_a_model_that_opens_the_block_itself(client: httpx.Client) -> None:
+    """Its mark is a token of the thought; a mark in pieces is one as soon as it is whole."""
+    answer = ask(client, body(MODEL, said="SC15", thinking_budget=2))
+    assert (answer.reasoning, answer.text) == ("why15", "answer15")
+    pieces = ask(client, body(MODEL, said="SC18", thinking_budget=5))
+    assert (pieces.reasoning.split(), pieces.text) == (["never", "w00", "w01", "w02", "w03"], "answer15")
+
+
+def test_no_budget_is_no_thought(thinker: httpx.Client) -> None:
+    """0 switches thinking off where the template knows how; if it is on all the same, it is ended at once."""
+    answer = ask(thinker, body(THINKER, said="SC04", reasoning_budget=0))
+    assert (answer.text, answer.reasoning) == (said_by("SC04"), "")
+    on = {"enable_thinking": True}
+    forced = ask(thinker, body(THINKER, said="SC19", reasoning_budget=0, chat_template_kwargs=on))
+    assert (forced.text, forced.reasoning) == ("answer15", "")
+
+
+def test_a_constrained_answer_comes_after_the_budget(thinker: httpx.Client) -> None:
+    """The schema holds what follows the thought, not the thought."""
+    schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"enum": ["red"]}}}
+    answer = ask(thinker, body(THINKER, said="SC19", thinking_budget=7, response_format=schema))
+    assert (answer.reasoning.split(), answer.text.strip(), answer.finish) == (_THOUGHTS[:7], '"red"', "stop")
+
+
+def test_a_stop_string_still_stops(thinker: httpx.Client) -> None:
+    """In the thought before the budget is drawn, and in the answer after it."""
+    early = ask(thinker, body(THINKER, said="SC19", thinking_budget=20, stop=["t005"]))
+    assert (early.reasoning.split(), early.text, early.finish) == (_THOUGHTS[:5], "", "stop")
+    late = ask(thinker, body(THINKER, said="SC19", thinking_budget=20, stop=["er15"]))
+    assert (late.reasoning.split(), late.text, late.finish) == (_THOUGHTS[:20], "answ", "stop")
+
+
+def test_held_and_free_requests_at_once(thinker: httpx.Client) -> None:
+    """Choices of one request and requests of others, each with its own budget or none."""
+    answers = thinker.post(CHAT, json=body(THINKER, said="SC19", thinking_budget=9, n=3)).json()["choices"]
+    assert [choice["message"]["reasoning_content"].split() for choice in answers] == [_THOUGHTS[:9]] * 3
+    budgets = [3, None, 30, None, 60, 1]
+
+    def one(tokens: int | None) -> list[str]:
+        fields = {} if tokens is None else {"thinking_budget": tokens}
+        return ask(thinker, body(THINKER, said="SC19", **fields)).reasoning.split()
+
+    with ThreadPoolExecutor(len(budgets)) as threads:
+        assert list(threads.map(one, budgets)) == [_THOUGHTS[:tokens] for tokens in budgets]
+
+
+def test_messages_are_held_to_their_budget(thinker: httpx.Client) -> None:
+    """Anthropic's `budget_tokens`, whole and streamed: of an endless thought, and the answer has its own part of
+    `max_tokens`."""
+    asked = {
+        "model": THINKER,
+        "max_tokens": 1100,
+        "messages": user("SC20"),
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+    }
+    whole = thinker.post("/v1/messages", json=asked)
+    assert "x-mlxd-ignored-params" not in whole.headers
+    thought, answer = whole.json()["content"]
+    assert (thought["type"], thought["thinking"].split()) == ("thinking", ["la"] * 1024)
+    assert (answer["type"], answer["text"]) == ("text", "answer15")
+    assert whole.json()["stop_reason"] == "end_turn"
+    assert whole.json()["usage"]["output_tokens"] == 1024 + 2 + 2
+    with thinker.stream("POST", "/v1/messages", json={**asked, "stream": True}) as stream:
+        events = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: ")]
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    assert "".join(delta.get("thinking", "") for delta in deltas).split() == ["la"] * 1024
+    assert "".join(delta.get("text", "") for delta in deltas) == "answer15"
+
+
+def test_a_model_whose_thoughts_are_not_known(script_model: Path, tmp_path: Path) -> None:
+    """Nothing can end them: the answer says so."""
+    folder = tmp_path / "model"
+    shutil.copytree(script_model, folder)
+    for path in folder.glob("*token*.json"):
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text.replace("think>", "other>"), encoding="utf-8")
+    profile = 'profiles.brief = {model = "other", thinking_budget = 10}'
+    with live_service({"other": folder}, settings_toml=profile) as live, live.client() as made:
+        assert ask(made, body("other", said="SC19", thinking_budget=10)).warnings == ("thinking_budget_not_held",)
+        assert ask(made, body("other", said="SC19")).warnings == ()
+        assert ask(made, body("brief", said="SC19")).warnings == ("thinking_budget_not_held",)

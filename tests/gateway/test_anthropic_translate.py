@@ -310,7 +310,7 @@ def test_tools_of_the_apis_own_are_named_as_ignored() -> None:
 @pytest.mark.parametrize(
     ("thinking", "thinks", "ignored"),
     [
-        ({"type": "enabled", "budget_tokens": 1024}, True, ("thinking.budget_tokens",)),
+        ({"type": "enabled", "budget_tokens": 1024}, True, ()),
         ({"type": "adaptive"}, True, ()),
         ({"type": "adaptive", "display": "omitted"}, True, ("thinking.display",)),
         ({"type": "disabled"}, False, ()),
@@ -324,6 +324,14 @@ def test_thinking_is_the_templates_to_switch(thinking: Any, thinks: bool, ignore
     assert isinstance(made.work.prompt, ChatPrompt)
     assert made.work.prompt.template_arguments == {"enable_thinking": thinks}
     assert made.ignored == ignored
+
+
+def test_a_budget_is_passed_on() -> None:
+    """Of enabled thinking alone: adaptive thinking is the model's to bound."""
+    enabled = {"type": "enabled", "budget_tokens": 2000}
+    assert generate(thinking=enabled, max_tokens=3000).reasoning_budget_tokens == 2000
+    assert generate(thinking={"type": "adaptive"}).reasoning_budget_tokens is None
+    assert generate(thinking={"type": "disabled"}).reasoning_budget_tokens is None
 
 
 def test_effort_and_format() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.openai.decode import decode
 from gateway.openai.schema import ChatRequest, CompletionRequest
+from gateway.openai.thinking import UNBOUNDED
 from gateway.openai.translate import chat_to_generate, completion_to_generate
 from gateway.request_body import Decoded
 from protocol.failures import Failure, FailureKind
@@ -415,11 +416,49 @@ def template_arguments(**fields: Any) -> dict[str, Any]:
             {"reasoning_effort": "high", "chat_template_kwargs": {"reasoning_effort": "low"}},
             {"reasoning_effort": "low"},
         ),
+        ({"reasoning_budget": 0}, {"enable_thinking": False}),
+        ({"reasoning_budget": 1}, {}),
+        (
+            {"chat_template_kwargs": {"thinking_budget": 0, "enable_thinking": True}},
+            {"thinking_budget": 0, "enable_thinking": True},
+        ),
     ],
 )
 def test_reasoning_effort_reaches_the_template(fields: dict[str, Any], arguments: dict[str, Any]) -> None:
     """D03: "none" switches thinking off in templates that know only that; what the client says itself goes before."""
     assert template_arguments(**fields) == arguments
+
+
+BUDGETS = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens", "reasoning_budget")
+
+
+@pytest.mark.parametrize("field", BUDGETS)
+def test_a_budget_has_many_names(field: str) -> None:
+    """Numbers as they are, 0 too; -1 is no bound, and says so against a profile; what says nothing is None."""
+    assert good(chat(**{field: 0})).reasoning_budget_tokens == 0
+    assert good(chat(**{field: 7})).reasoning_budget_tokens == 7
+    assert good(chat(**{field: 2**40})).reasoning_budget_tokens == UNBOUNDED
+    assert good(chat(**{field: -1})).reasoning_budget_tokens == UNBOUNDED
+    assert good(chat(**{field: None})).reasoning_budget_tokens is None
+    assert param_of(chat(**{field: -2})) == field
+
+
+@pytest.mark.parametrize("value", ["7", 1.5, True, -2, [1]])
+def test_a_templates_budget_is_a_number(value: Any) -> None:
+    """It would be held to; what cannot be is refused by its whole name."""
+    assert param_of(chat(chat_template_kwargs={"thinking_budget": value})) == "chat_template_kwargs.thinking_budget"
+    assert good(chat(chat_template_kwargs={"thinking_budget": 7})).reasoning_budget_tokens == 7
+
+
+def test_two_budgets_must_agree() -> None:
+    """The same twice is fine."""
+    assert good(chat(thinking_budget=7, chat_template_kwargs={"thinking_budget": 7})).reasoning_budget_tokens == 7
+    assert param_of(chat(thinking_budget=7, reasoning_budget=8)) == "thinking_budget"
+
+
+def param_of(refused: Generate | Failure) -> str | None:
+    assert isinstance(refused, Failure)
+    return refused.param
 
 
 ASSISTANT = {"role": "assistant", "content": "The capital is"}

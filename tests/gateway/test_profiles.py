@@ -103,6 +103,22 @@ def test_a_profile_fills_what_was_not_said() -> None:
     assert kept.prompt.template_arguments == {"a": 3, "b": 2}
 
 
+def test_a_profiles_thinking_budget() -> None:
+    """For a chat that names none, no bound included; a text that nobody splits has no thoughts to bound."""
+    profile = Profile(model=FOLDER, thinking_budget=50)
+    chat = replace(WORK, reasoning="split")
+
+    def held(work: Generate) -> int | None:
+        made = profiled(profile, work)
+        assert isinstance(made, Generate)
+        return made.reasoning_budget_tokens
+
+    assert held(chat) == 50
+    assert held(replace(chat, reasoning_budget_tokens=7)) == 7
+    assert held(replace(chat, reasoning_budget_tokens=0)) == 0
+    assert held(WORK) is None
+
+
 @pytest.mark.parametrize("own", [(), (ChatMessage(role="system", content="mine"),)])
 def test_a_profiles_system_text_comes_first_and_loses_nothing(own: tuple[ChatMessage, ...]) -> None:
     """There is one system message, as most templates want it, and the request's own text is in it."""

@@ -372,11 +372,18 @@ def test_sampling_and_limits() -> None:
             {"reasoning": {"effort": "none"}, "chat_template_kwargs": {"enable_thinking": True}},
             {"reasoning_effort": "none", "enable_thinking": True},
         ),
+        ({"chat_template_kwargs": {"thinking_budget": 0}}, {"thinking_budget": 0, "enable_thinking": False}),
     ],
 )
 def test_effort_is_for_the_template(fields: dict[str, Any], expected: dict[str, Any]) -> None:
     """D03: off is off; what a client tells the template itself counts more."""
     assert understood(**fields).prompt.template_arguments == expected
+
+
+def test_a_templates_budget_is_held() -> None:
+    """This API has no name for it; the one that templates know counts."""
+    assert generate(chat_template_kwargs={"thinking_budget": 7}).reasoning_budget_tokens == 7
+    assert generate().reasoning_budget_tokens is None
 
 
 def test_text_formats() -> None:

@@ -74,6 +74,15 @@ def think_syntax(template: str, vocabulary: Container[str]) -> ThinkSyntax | Non
     return next((s for s in _KNOWN if s.opens[0] in vocabulary and s.closes[0] in vocabulary), None)
 
 
+def end_of_thinking(syntax: ThinkSyntax, follows: Literal["answer", "anything"]) -> str:
+    """The text that ends a block where the model did not: on a line of its own, as models write it. A turn of gpt-oss
+    goes on with a channel: `final` if an answer must follow, else one of the model's choice."""
+    if syntax != HARMONY:
+        return f"\n{syntax.closes[0]}"
+    ends = "".join(syntax.closes)
+    return f"{ends}<|channel|>final<|message|>" if follows == "answer" else ends
+
+
 def start_after(tail: str, syntax: ThinkSyntax) -> Start:
     """What an answer begins with after a prompt that ends in `tail`: the part that no user wrote."""
     opened = max(tail.rfind(marker) for marker in syntax.opens)
