@@ -57,6 +57,7 @@ def _generate(prompt: generation.Prompt, constraint: tools.Constraint | None = N
         tool_use=tools.ToolUse(choice="required", allowed=("f",), calls="one"),
         constraint=constraint,
         reasoning="split",
+        reasoning_budget_tokens=2048,
         ignore_end="yes",
     )
 
