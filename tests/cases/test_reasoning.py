@@ -206,7 +206,7 @@ def test_no_budget_is_no_thought(thinker: httpx.Client) -> None:
 def test_a_constrained_answer_comes_after_the_budget(thinker: httpx.Client) -> None:
     """The schema holds what follows the thought, not the thought."""
     schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"enum": ["red"]}}}
-    answer = ask(thinker, body(THINKER, said="SC19", thinking_budget=7, response_format=schema))
+    answer = ask(thinker, body(THINKER, said="SC19", thinking_budget=7, response_format=schema, temperature=0))
     assert (answer.reasoning.split(), answer.text.strip(), answer.finish) == (_THOUGHTS[:7], '"red"', "stop")
 
 

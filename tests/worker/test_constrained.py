@@ -46,6 +46,8 @@ class Recorder:
 
 
 class _Nothing:
+    binds = True
+
     def consume(self, token_id: int) -> None:
         raise NotImplementedError
 

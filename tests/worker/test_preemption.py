@@ -270,6 +270,10 @@ class OneTokenAfterAnother:
     def allowed(self, at: int) -> int:
         return (7 * at + self._start) % VOCABULARY
 
+    @property
+    def binds(self) -> bool:
+        return True
+
     def consume(self, token_id: int) -> None:
         assert token_id == self.allowed(self._consumed)
         self._consumed += 1
