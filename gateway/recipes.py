@@ -1,13 +1,14 @@
 """Recipes: what `mlxd warm` warms, as a file. A text file is a system prompt; a TOML file names its parts.
 
-`parse_recipe` and `render_recipe` decide; `load_recipe` and `read_files` read. The files of a recipe become a part of
-its system prompt, in the order of their names, so that the same files give the same prompt on every machine.
+`parse_recipe`, `parse_tools` and `render_recipe` decide; `load_recipe` and `read_files` read. The files of a recipe
+become a part of its system prompt, in the order of their names, so that the same files give the same prompt on every
+machine.
 """
 
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -19,6 +20,10 @@ FILES_MAX_BYTES = 8 * 1024**2
 FILES_MAX = 1000
 
 PinName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+
+
+Tool = dict[str, Any]
+"""One of a chat request's `tools`, as it is written: the service says what is wrong with it."""
 
 
 class RecipeError(Exception):
@@ -40,11 +45,16 @@ class RecipePin(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The TOML file. `files` are globs, relative to it."""
+    """The TOML file. `files` are globs, relative to it.
+
+    `tools` are as a chat request has them, or the path of a JSON file with such a list (or with a body that has one),
+    relative likewise: a prefix with other tools, or with these in another order, is another prefix.
+    """
 
     model: str | None = None
     system: str = ""
     files: tuple[str, ...] = ()
+    tools: tuple[Tool, ...] | str = ()
     messages: tuple[RecipeMessage, ...] = ()
     pin: RecipePin | None = None
 
@@ -75,6 +85,7 @@ class WarmBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     model: str
     messages: tuple[WarmMessage, ...]
+    tools: tuple[Tool, ...] = ()
     pin: WarmPin | None = None
 
 
@@ -91,7 +102,7 @@ def parse_recipe(text: str, *, source: str) -> Recipe:
         ) from None
     except msgspec.ValidationError as why:
         raise RecipeError(
-            f"{source}: {why}; a recipe has model, system, files, messages and pin = {{name, ttl}}"
+            f"{source}: {why}; a recipe has model, system, files, tools, messages and pin = {{name, ttl}}"
         ) from None
 
 
@@ -108,9 +119,29 @@ def render_recipe(
     system = "\n\n".join(part for part in (recipe.system, *map(_file_part, files)) if part)
     messages = [WarmMessage(role="system", content=system)] if system else []
     messages += [WarmMessage(role=message.role, content=message.content) for message in recipe.messages]
+    if isinstance(recipe.tools, str):
+        raise RecipeError(f"{source}: tools: {recipe.tools!r} was not read")
     if not messages:
         raise RecipeError(f"{source}: there is nothing to warm; write a system prompt, files or messages")
-    return WarmBody(model=chosen, messages=tuple(messages), pin=_pin(recipe.pin, pin, ttl, source=source))
+    return WarmBody(
+        model=chosen,
+        messages=tuple(messages),
+        tools=recipe.tools,
+        pin=_pin(recipe.pin, pin, ttl, source=source),
+    )
+
+
+def parse_tools(text: str, *, source: str) -> tuple[Tool, ...]:
+    """A JSON file's list of tools, or the `tools` of a request's body. Raises RecipeError."""
+    try:
+        written = msgspec.json.decode(text)
+        return msgspec.convert(written["tools"] if isinstance(written, dict) else written, tuple[Tool, ...])
+    except (msgspec.ValidationError, KeyError):
+        raise RecipeError(
+            f"{source}: not a list of tools; write the `tools` of a chat request, or a body that has them"
+        ) from None
+    except msgspec.DecodeError as why:
+        raise RecipeError(f"{source}: not valid JSON ({why}); write the `tools` of a chat request") from None
 
 
 def _file_part(file: NamedText) -> str:
@@ -134,12 +165,15 @@ def _pin(written: RecipePin | None, name: str | None, ttl: str | None, *, source
 
 
 def load_recipe(path: Path) -> tuple[Recipe, tuple[NamedText, ...]]:
-    """The recipe and its files, whole. Raises RecipeError."""
+    """The recipe, with its tools read, and its files, whole. Raises RecipeError."""
     text = _read_text(path, name=str(path), max_bytes=FILES_MAX_BYTES)
     if path.suffix.lower() != ".toml":
         return Recipe(system=text), ()
     recipe = parse_recipe(text, source=str(path))
-    return recipe, read_files(path.absolute().parent, recipe.files, source=str(path))
+    folder = path.absolute().parent
+    if isinstance(recipe.tools, str):
+        recipe = msgspec.structs.replace(recipe, tools=_read_tools(folder, recipe.tools, source=str(path)))
+    return recipe, read_files(folder, recipe.files, source=str(path))
 
 
 def read_files(folder: Path, globs: Sequence[str], *, source: str) -> tuple[NamedText, ...]:
@@ -169,6 +203,13 @@ def read_files(folder: Path, globs: Sequence[str], *, source: str) -> tuple[Name
         left_bytes -= len(text.encode())
         texts.append(NamedText(name=name, text=text))
     return tuple(texts)
+
+
+def _read_tools(folder: Path, name: str, *, source: str) -> tuple[Tool, ...]:
+    path = folder / name
+    if Path(name).is_absolute() or not path.resolve().is_relative_to(folder.resolve()):
+        raise RecipeError(f"{source}: tools: {name!r} must be a JSON file below the recipe's folder")
+    return parse_tools(_read_text(path, name=name, max_bytes=FILE_MAX_BYTES), source=f"{source}: tools: {name}")
 
 
 def _is_meant(path: Path, folder: Path, pattern: str) -> bool:

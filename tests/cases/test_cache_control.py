@@ -1,6 +1,7 @@
 """Warm, pin, explain and forget through the running service, over HTTP and by command."""
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,38 @@ def owners_on_disk(service: LiveService) -> list[str]:
         with contextlib.suppress(Exception), safe_open(path, "np") as file:  # it may be gone by now
             owners.append(parse_metadata(file.metadata()).owner)
     return owners
+
+
+def test_a_recipes_tools_are_a_part_of_its_prefix(service: LiveService, ann: httpx.Client, tmp_path: Path) -> None:
+    """A chat with the same tools finds all of it up to its question; one with others does not."""
+    (tmp_path / "tools.json").write_text(json.dumps([tool("look"), tool("act")]))
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(f"model = '{MODEL}'\nsystem = '{SYSTEM}'\ntools = 'tools.json'\n")
+    key_file = tmp_path / "key"
+    key_file.write_text(service.keys["ann"])
+    key_file.chmod(0o600)
+    warmed = service.command("warm", str(recipe), "--json", "--key-file", str(key_file))
+    assert warmed.returncode == 0, warmed
+    prefix_tokens = json.loads(warmed.stdout)["prompt_tokens"]
+    same, other = (
+        ask_chat(ann, SYSTEM, "hello", tools=tools)["usage"]["prompt_tokens_details"]["cached_tokens"]
+        for tools in ([tool("look"), tool("act")], [tool("listen"), tool("act")])
+    )
+    # What closes the prompt (the assistant's turn) comes at other places with a question.
+    assert prefix_tokens - 64 <= same
+    assert other < same - 32
+
+
+def tool(name: str) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {}}
+    return {"type": "function", "function": {"name": name, "description": f"to {name}", "parameters": parameters}}
+
+
+def ask_chat(client: httpx.Client, system: str, user: str, **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    answer = client.post("/v1/chat/completions", json={"model": MODEL, "messages": messages, "max_tokens": 2, **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
 
 
 def test_the_operators_commands(service: LiveService, ann: httpx.Client, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,6 +48,31 @@ def test_a_recipe_becomes_a_conversation(tmp_path: Path) -> None:
     assert (body.model, body.pin) == ("tiny", WarmPin(name="repo", ttl_seconds=8 * 3600))
 
 
+TOOLS = (
+    {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}},
+    {"type": "function", "function": {"name": "act"}},
+)
+
+
+def test_a_recipe_has_tools(tmp_path: Path) -> None:
+    """Written in it, or in a JSON file as a client logs them: the same body, in the same order."""
+    inline = """
+model = "m"
+system = "s"
+tools = [
+  {type = "function", function = {name = "look", parameters = {type = "object", properties = {}}}},
+  {type = "function", function = {name = "act"}},
+]
+"""
+    listed, body = msgspec.json.encode(TOOLS).decode(), msgspec.json.encode({"model": "x", "tools": TOOLS}).decode()
+    write(tmp_path, inline_dot_toml=inline, tools__list_dot_json=listed, body_dot_json=body)
+    write(tmp_path, list_dot_toml="model = 'm'\nsystem = 's'\ntools = 'tools/list.json'")
+    write(tmp_path, body_dot_toml="model = 'm'\nsystem = 's'\ntools = 'body.json'")
+    bodies = [rendered(tmp_path / f"{name}.toml") for name in ("inline", "list", "body")]
+    assert [body.tools for body in bodies] == [TOOLS] * 3
+    assert len({msgspec.json.encode(body) for body in bodies}) == 1
+
+
 def test_a_text_file_is_a_system_prompt(tmp_path: Path) -> None:
     """And the command line names the rest."""
     write(tmp_path, prompt_dot_txt="Be careful.")
@@ -87,6 +113,14 @@ def test_hidden_files_are_not_meant(tmp_path: Path) -> None:
         ("model = 'm'\nfiles = ['*.nothing']", "matches no file"),
         ("model = 'm'\nfiles = ['binary']", "no UTF-8 text"),
         ("model = 'm'\nfiles = ['large']", "too long"),
+        ("model = 'm'\nsystem = 's'\ntools = ['look']", "tools"),
+        ("model = 'm'\nsystem = 's'\ntools = '../secret'", "below the recipe's folder"),
+        ("model = 'm'\nsystem = 's'\ntools = 'link'", "below the recipe's folder"),
+        ("model = 'm'\nsystem = 's'\ntools = 'none.json'", "cannot be read"),
+        ("model = 'm'\nsystem = 's'\ntools = 'large'", "too long"),
+        ("model = 'm'\nsystem = 's'\ntools = 'r.toml'", "not valid JSON"),
+        ("model = 'm'\nsystem = 's'\ntools = 'no_tools.json'", "not a list of tools"),
+        ("model = 'm'\nsystem = 's'\ntools = 'number.json'", "not a list of tools"),
         ("model = 'm'\nsystem = 's'\npin = {name = 'p', ttl = 'soon'}", "no length of time"),
         ("model = 'm'\nsystem = 's'\npin = {name = '../p'}", "pin.name"),
         ("model = 'm'\nmessages = [{role = 'system', content = 'c'}]", "role"),
@@ -95,7 +129,7 @@ def test_hidden_files_are_not_meant(tmp_path: Path) -> None:
 def test_what_a_recipe_may_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: str) -> None:
     """One line that names the file and says what to do."""
     folder = tmp_path / "recipe"
-    write(folder, r_dot_toml=text, large="x" * 2000)
+    write(folder, r_dot_toml=text, large="x" * 2000, no_tools_dot_json='{"model": "m"}', number_dot_json="7")
     write(tmp_path, secret="SECRET")
     (folder / "link").symlink_to(tmp_path / "secret")
     (folder / "binary").write_bytes(b"\xff\xfe")
