@@ -11,7 +11,6 @@ Rounds in which nothing can change are run in one go: all rows decode, nobody wh
 In those the length of a step is what it was at their beginning, for 128 rounds at most.
 """
 
-import heapq
 import itertools
 import math
 from collections import Counter
@@ -140,6 +139,7 @@ class Worker:
         self.runs_since: int | None = None
         """The round in which it began to do nothing but decode."""
         self.run_rounds = 0
+        self.run_until = math.inf
         self.run_started = 0.0
         self.run_seconds = 0.0
         self.run_kinds: Counter[Lane] = Counter()
@@ -250,28 +250,31 @@ class Worker:
 
     # --- many rounds of which nothing comes but tokens ---------------------------------------------------------------
 
-    def quiet_rounds(self) -> int:
-        """How many decode steps nothing here can change; 0 when each must be asked for. After a decode step only."""
+    def quiet(self) -> tuple[int, float] | None:
+        """For how many decode steps, and until when, nothing here can change; None when each step must be asked for.
+        After a decode step was permitted only."""
         scheduler, now = self.scheduler, self._simulation.now
         places = scheduler.places
-        if not places.decoding or places.parked or (places.rows_of(Lane.BATCH) and places.highest_row != Lane.BATCH):
-            return 0
-        if places.waiting_count and (scheduler.debt_seconds or not isinstance(scheduler.next_step(now), Decode)):
-            return 0
-        if places.waiting_count and any(places.in_prefill):
-            return 0
+        if places.parked or (places.rows_of(Lane.BATCH) and places.highest_row != Lane.BATCH):
+            return None
         if any(self._rows[name].last_token != now for name in places.decoding):
-            return 0
-        return min(_LONGEST_RUN_ROUNDS, *(self._rows[name].left for name in places.decoding))
+            return None
+        until = math.inf
+        if places.waiting_count:
+            lanes = (lane for lane in LANES if places.lines[lane])
+            until = min(map(scheduler._readiness.next_start_without_a_row, lanes), default=math.inf)
+            if not isinstance(scheduler.next_step(now), Decode):
+                until = min(until, self._slices_rest_until())
+            elif scheduler.debt_seconds:
+                until = min(until, now + scheduler.debt_seconds / 2)
+            if until - now < self.step_seconds():
+                return None
+        return min(_LONGEST_RUN_ROUNDS, *(self._rows[name].left for name in places.decoding)), until
 
-    def quiet_until(self) -> float:
-        """When a prompt may start although all rows are taken."""
-        lanes = (lane for lane in LANES if self.scheduler.places.lines[lane])
-        return min(map(self.scheduler._readiness.next_start_without_a_row, lanes), default=math.inf)
-
-    def begin_run(self, rounds: int) -> None:
+    def begin_run(self, rounds: int, until: float) -> None:
         self.runs_since = self._simulation.rounds
         self.run_rounds = rounds
+        self.run_until = until
         self.run_started = self._simulation.now
         self.run_seconds = self.step_seconds()
         self.run_kinds = Counter(self._rows[name].arrival.kind for name in self.scheduler.places.decoding)
@@ -307,6 +310,11 @@ class Worker:
         """When its rows, of a lower class than others' on this device, may go on."""
         return self.sharing._sharing._decode_rests_until if isinstance(self.sharing, SharedDevice) else 0.0
 
+    def _slices_rest_until(self) -> float:
+        """When a slice that is held for a higher class elsewhere may run; 0 when it is held for another reason."""
+        is_rest = isinstance(self.sharing, SharedDevice) and self.scheduler._slices_held_by == "higher_class"
+        return self.sharing._sharing._prefill_rests_until if is_rest else 0.0
+
     def step_seconds(self) -> float:
         rows = self.scheduler.places.decoding
         return self._device.decode(len(rows), sum(each.tokens for each in rows.values()))
@@ -336,8 +344,6 @@ class Simulation:
         self.asked = 0
         self._todo = sorted(arrivals, reverse=True)
         self._asleep: dict[int, float] = {}
-        self._runs: list[tuple[int, int]] = []
-        """When each run that goes on will end, in rounds; and whose it is."""
 
     def run(self) -> None:
         awake: set[int] = set()
@@ -390,29 +396,30 @@ class Simulation:
                 case None:
                     # Nobody waits for it now: who rested for its sake need not.
                     self._asleep = dict.fromkeys(self._asleep, self.now)
+                    for other in self.workers:
+                        other.run_until = min(other.run_until, self.now) if other.run_until < math.inf else math.inf
                     awake.discard(number)
                 case Hold():
                     if (until := worker.rests_until()) > self.now and worker.scheduler.is_decoding:
                         self._asleep[number] = until
                     else:
                         held.add(number)
-                case Pass(step=Decode()) if self._can_run(worker):
-                    worker.begin_run(worker.quiet_rounds())
-                    heapq.heappush(self._runs, (self.rounds + worker.run_rounds, number))
+                case Pass(step=Decode()) if (quiet := self._quiet(worker)) is not None:
+                    worker.begin_run(*quiet)
                 case _:
                     passes[number] = answer
         return passes, held
 
-    def _can_run(self, worker: Worker) -> bool:
+    def _quiet(self, worker: Worker) -> tuple[int, float] | None:
+        """As `Worker.quiet`; rows of a lower class than others elsewhere rest now and then, and are asked each time."""
         row = worker.scheduler.places.highest_row
         others = (other.scheduler.places.highest for other in self.workers if other is not worker)
-        return worker.quiet_rounds() > 0 and not any(None not in (each, row) and each < row for each in others)
+        return None if any(None not in (each, row) and each < row for each in others) else worker.quiet()
 
     def _quiet_rounds(self, running: list[Worker]) -> int:
         """Until the first run ends, somebody wakes, or a request arrives: in whole rounds."""
         round_seconds = sum(worker.run_seconds for worker in running)
-        ends = [*self._asleep.values(), *(worker.quiet_until() for worker in running)]
-        ends = [end for end in ends if end < math.inf]
+        ends = [*self._asleep.values(), *(worker.run_until for worker in running if worker.run_until < math.inf)]
         if self._todo:
             ends.append(self._todo[-1].at)
         rounds = min(worker.runs_since + worker.run_rounds - self.rounds for worker in running)  # type: ignore[operator]
@@ -430,10 +437,9 @@ class Simulation:
 
     def _end_due_runs(self) -> set[int]:
         ended: set[int] = set()
-        while self._runs and self._runs[0][0] <= self.rounds:
-            due, number = heapq.heappop(self._runs)
-            worker = self.workers[number]
-            if worker.runs_since is not None and worker.runs_since + worker.run_rounds == due:
+        for number, worker in enumerate(self.workers):
+            since = worker.runs_since
+            if since is not None and (self.rounds >= since + worker.run_rounds or self.now >= worker.run_until):
                 worker.end_run()
                 ended.add(number)
         return ended
