@@ -14,8 +14,9 @@ from pathlib import Path
 import xxhash
 from msgspec import Struct
 
-from cachestore.layout import HEADER_LENGTH_BYTES, QUARANTINE_DIRECTORY, BadBlock, check_header, header_bytes
+from cachestore.layout import QUARANTINE_DIRECTORY, BadBlock, check_header, header_bytes
 from protocol.block_file import BlockMetadata
+from protocol.block_header import LENGTH_BYTES
 
 _READ_BYTES = 1024 * 1024
 _F_BARRIERFSYNC = 85  # of <sys/fcntl.h> on macOS; Python does not name it
@@ -215,7 +216,7 @@ def _identity(status: os.stat_result) -> FileIdentity:
 
 
 def _metadata(descriptor: int, found: FileIdentity) -> BlockMetadata:
-    length = header_bytes(os.pread(descriptor, HEADER_LENGTH_BYTES, 0))
+    length = header_bytes(os.pread(descriptor, LENGTH_BYTES, 0))
     header = os.pread(descriptor, length, 0)
     if len(header) != length:
         raise BadBlock("it ends inside its header")

@@ -11,13 +11,11 @@ swapped for one another do not match their names. All names are lower case: macO
 """
 
 import re
-from math import prod
 from typing import Literal
 
-import msgspec
-from msgspec import Struct
-
+from protocol import block_header
 from protocol.block_file import DIGEST_BYTES, BadMetadata, BlockMetadata, ForeignFormat, parse_metadata
+from protocol.block_header import BadHeader
 from protocol.ids import BLOCK_TOKENS, GRAIN_TOKENS, BlockKey, Grain
 
 QUARANTINE_DIRECTORY = "quarantine"
@@ -39,19 +37,10 @@ PREFIXES = tuple(f"{byte:02x}" for byte in range(256))
 """The directories below a fingerprint that hold its blocks."""
 
 GRAINS_PER_BLOCK = BLOCK_TOKENS // GRAIN_TOKENS
-HEADER_LENGTH_BYTES = 8
-MAX_HEADER_BYTES = 4 * 1024 * 1024
 
 _FINGERPRINT = re.compile(r"[0-9a-z][0-9a-z._-]{0,127}")
 _BLOCK_NAME = re.compile(r"([0-9a-f]{32})-([0-9a-f]{32})\.safetensors")
 _RESERVED = frozenset((QUARANTINE_DIRECTORY, *OWN_NAMES))
-
-_ELEMENT_BITS = {
-    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8,
-    "U16": 16, "I16": 16, "F16": 16, "BF16": 16,
-    "U32": 32, "I32": 32, "F32": 32,
-    "U64": 64, "I64": 64, "F64": 64, "C64": 64,
-}  # fmt: skip
 
 
 class BadBlock(Exception):
@@ -60,17 +49,6 @@ class BadBlock(Exception):
 
 class ForeignBlock(BadBlock):
     """A block of another disk format: not damaged, never read, first to be evicted."""
-
-
-class _Tensor(Struct, frozen=True):
-    dtype: str
-    shape: tuple[int, ...]
-    data_offsets: tuple[int, int]
-
-
-_HEADER = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_METADATA = msgspec.json.Decoder(dict[str, str])
-_TENSOR = msgspec.json.Decoder(_Tensor)
 
 
 def is_fingerprint(text: str) -> bool:
@@ -113,31 +91,29 @@ def stray_kind(name: str) -> Literal["foreign", "other"]:
 
 def header_bytes(start: bytes) -> int:
     """How many bytes of a file its header takes, length field included. `start` is its first 8 bytes."""
-    if len(start) != HEADER_LENGTH_BYTES:
-        raise BadBlock("shorter than a header's length field")
-    length = int.from_bytes(start, "little")
-    if not 2 <= length <= MAX_HEADER_BYTES:
-        raise BadBlock(f"its header claims {length} bytes")
-    return HEADER_LENGTH_BYTES + length
+    try:
+        return block_header.header_bytes(start)
+    except BadHeader as why:
+        raise BadBlock(str(why)) from None
 
 
 def check_header(header: bytes, file_bytes: int) -> BlockMetadata:
     """Read a whole header (length field included) and check that its tensors fill the rest of the file exactly."""
     try:
-        fields = _HEADER.decode(header[HEADER_LENGTH_BYTES:])
-        metadata = _METADATA.decode(fields.pop("__metadata__", msgspec.Raw(b"{}")))
-        tensors = [_TENSOR.decode(raw) for raw in fields.values()]
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as why:
-        raise BadBlock(f"its header is not a safetensors header ({type(why).__name__})") from None
-    try:
-        identity = parse_metadata(metadata)
+        found = block_header.read_header(header)
+        identity = parse_metadata(found.metadata)
+    except BadHeader as why:
+        raise BadBlock(str(why)) from None
     except ForeignFormat as why:
         raise ForeignBlock(str(why)) from None
     except BadMetadata as why:
         raise BadBlock(f"its metadata is wrong: {why}") from None
     if len(identity.grains) > GRAINS_PER_BLOCK:
         raise BadBlock(f"it claims {len(identity.grains)} grains, a block has at most {GRAINS_PER_BLOCK}")
-    _check_extents(tensors, data_bytes=file_bytes - len(header))
+    try:
+        block_header.check_extents(found, file_bytes - len(header))
+    except BadHeader as why:
+        raise BadBlock(str(why)) from None
     return identity
 
 
@@ -147,21 +123,3 @@ def join_digests(digests: tuple[Grain, ...]) -> bytes:
 
 def split_digests(joined: bytes) -> tuple[Grain, ...]:
     return tuple(Grain(joined[at : at + DIGEST_BYTES]) for at in range(0, len(joined), DIGEST_BYTES))
-
-
-def _check_extents(tensors: list[_Tensor], *, data_bytes: int) -> None:
-    if not tensors:
-        raise BadBlock("it holds no tensors")
-    expected_begin = 0
-    for tensor in sorted(tensors, key=lambda tensor: tensor.data_offsets):
-        begin, end = tensor.data_offsets
-        if begin != expected_begin or end < begin:
-            raise BadBlock("its tensors overlap or leave a gap")
-        if any(size < 0 for size in tensor.shape):
-            raise BadBlock("a tensor has a negative size")
-        bits = _ELEMENT_BITS.get(tensor.dtype)
-        if bits is not None and prod(tensor.shape) * bits != (end - begin) * 8:
-            raise BadBlock("a tensor's bytes do not match its shape")
-        expected_begin = end
-    if expected_begin != data_bytes:
-        raise BadBlock(f"its tensors take {expected_begin} bytes, the file has {data_bytes} for them")

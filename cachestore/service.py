@@ -19,6 +19,7 @@ from cachestore.reasons import is_damaged, loses_index, trouble_of
 from cachestore.reconcile import reconcile
 from cachestore.refusals import NO_LEASE, is_block, is_pin, is_stage, unserved
 from cachestore.store import NotStored, Store
+from cachestore.verification import NotSound
 from cachestore.write_budget import utc_day, write_permission, write_state
 from protocol.blocks import (
     BlockReply,
@@ -45,6 +46,7 @@ from protocol.blocks import (
     UnpinBlocks,
     Unpinned,
 )
+from protocol.ids import BlockKey, LeaseId
 from protocol.launch import CachestoreLaunch
 
 REOPEN_SECONDS = 5.0
@@ -72,6 +74,7 @@ class Service:
         self._pins = Pins(first_number)
         self._store: Store | None = None
         self._reconciling: Generator[None] | None = None
+        self._unread: dict[LeaseId, dict[BlockKey, tuple[int, disk.FileIdentity]]] = {}
         self._retry_at = 0.0
         self._told: dict[str, float] = {}
         self._published = 0
@@ -136,8 +139,7 @@ class Service:
                 case Publish():
                     return self._publish(store, peer, request, now)
                 case Release():
-                    self._end(store, [self._pins.release(peer, request.lease)], now)
-                    return Released(call_id=request.call_id)
+                    return self._release(store, peer, request, now)
                 case Forget():
                     return self._forget(store, request)
                 case PinBlocks():
@@ -197,19 +199,44 @@ class Service:
         reason = "absent" if store.is_reconciled else "reconciling"
         sound: list[LeasedBlock] = []
         pinned: list[int] = []
+        unread: dict[BlockKey, tuple[int, disk.FileIdentity]] = {}
         found = store.index.walk(request.fingerprint, request.grains, request.skip_blocks, request.parts)
         for match in found[: max(0, request.most_blocks)]:
-            verdict = store.verify(match)
-            if verdict != "sound":
-                reason = verdict
+            row = match.row
+            try:
+                seen = store.look(row)
+            except NotSound as why:
+                reason = why.verdict
                 break
-            sound.append(LeasedBlock(key=match.row.key, grains=match.grains, path=str(store.path_of(match.row))))
-            pinned.append(match.row.block)
+            checksum = b""
+            if seen.bytes_are == "unread":
+                checksum = row.checksum
+                unread[row.key] = (row.block, seen.identity)
+            path = str(store.path_of(row))
+            sound.append(LeasedBlock(key=row.key, grains=match.grains, path=path, checksum=checksum))
+            pinned.append(row.block)
         if not sound:
             return Leased(call_id=request.call_id, lease=NO_LEASE, blocks=(), miss_reason=reason)
         self._touch(store, pinned, now)
         lease = self._pins.lease_blocks(peer, pinned, now)
+        if unread:
+            self._unread[lease] = unread
         return Leased(call_id=request.call_id, lease=lease, blocks=tuple(sound), miss_reason=reason)
+
+    def _release(self, store: Store, peer: bytes, request: Release, now: float) -> Released:
+        ended = self._pins.release(peer, request.lease)
+        try:
+            if isinstance(ended, ReadLease):
+                for key, (block, identity) in self._unread.get(ended.lease, {}).items():
+                    if key in request.verified:
+                        store.was_read(block, identity)
+                for block in ended.blocks if request.suspect else ():
+                    row = store.index.row(block)
+                    if row is not None and row.key in request.suspect:
+                        store.read_suspect(row)
+        finally:
+            self._end(store, [ended], now)
+        return Released(call_id=request.call_id)
 
     def _stage(self, store: Store, peer: bytes, request: Stage, now: float) -> Staged | Declined:
         reason = self._why_not_stage(store, request)
@@ -321,6 +348,7 @@ class Service:
         for lease in ended:
             match lease:
                 case ReadLease():
+                    self._unread.pop(lease.lease, None)
                     store.given_back(lease.blocks)
                 case StageLease():
                     wasted_bytes = disk.tree_bytes(Path(lease.path))
@@ -380,6 +408,7 @@ class Service:
     def _lose_store(self, store: Store) -> None:
         self._store = None
         self._reconciling = None
+        self._unread.clear()
         self._evicted += store.evicted
         self._expired += store.expired
         self._quarantined += store.quarantined

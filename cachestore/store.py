@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Literal
 
 import structlog
-from msgspec.structs import replace
 
 from cachestore import audit, disk
 from cachestore.database import IndexUnusable
 from cachestore.eviction import Candidate, plan_eviction
 from cachestore.index import BlockIndex
-from cachestore.index_rows import EVERY_BLOCK, BlockRow, Criteria, Match, NewBlock, StrayRow
+from cachestore.index_rows import EVERY_BLOCK, BlockRow, Criteria, NewBlock, StrayRow
 from cachestore.layout import (
     INDEX_NAME,
     INDEX_NAMES,
@@ -35,7 +34,8 @@ from cachestore.layout import (
 )
 from cachestore.pinned_sets import PinnedSets
 from cachestore.pins import Pins, StageLease
-from cachestore.reasons import is_damaged, is_unreadable
+from cachestore.reasons import is_damaged
+from cachestore.verification import NotSound, Seen, Verification, is_announced
 from cachestore.write_ledger import WriteLedger
 from protocol.block_file import BlockMetadata
 from protocol.ids import BlockKey, Grain
@@ -54,8 +54,6 @@ NEWEST_BLOCK = 1 << 62
 
 _FORGET_ROWS = 1000
 _EXPIRED_ROWS = 32
-
-Verdict = Literal["sound", "integrity", "missing"]
 
 _log = structlog.get_logger("cachestore")
 
@@ -85,7 +83,7 @@ class Store:
         self.expired = 0
         self.quarantined = 0
         self._pins = pins
-        self._verified: dict[int, disk.FileIdentity] = {}
+        self._verification = Verification()
         self._condemned: set[int] = set()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = disk.hold_lock(directory / LOCK_NAME)
@@ -182,32 +180,34 @@ class Store:
     def path_of(self, row: BlockRow) -> Path:
         return self.directory / block_path(row.fingerprint, row.key, row.checksum)
 
-    def verify(self, match: Match) -> Verdict:
-        """Whether a block's file may be read. The first time in a run, and when the file has changed, all is read."""
-        row = match.row
-        path = self.path_of(row)
+    def look(self, row: BlockRow) -> Seen:
+        """Whether a block's file may be leased, and whether its bytes were verified. NotSound: it is lost."""
         try:
-            identity = disk.identity(path)
-            if identity is not None and self._verified.get(row.block) == identity:
-                return "sound"
-            inspected = disk.inspect(path)
-        except FileNotFoundError:
-            return self._lose(row, "missing", "its file is gone")
-        except BadBlock as why:
-            return self._lose(row, "integrity", str(why))
-        except OSError as why:
-            if not is_unreadable(why):
-                raise
-            return self._lose(row, "integrity", f"it cannot be read ({why.strerror})")
-        expected = BlockMetadata(
-            fingerprint=row.fingerprint, key=row.key, parent=row.parent, grains=row.grains, owner=row.owner
-        )
-        if inspected.checksum != row.checksum:
-            return self._lose(row, "integrity", "its bytes do not match its checksum")
-        if _without_ttl(inspected.metadata) != expected or inspected.identity.file_bytes != row.file_bytes:
-            return self._lose(row, "integrity", "its header does not match the index")
-        self._verified[row.block] = inspected.identity
-        return "sound"
+            return self._verification.look(row, self.path_of(row))
+        except NotSound as why:
+            self._lose(row, why.verdict, str(why))
+            raise
+
+    def was_read(self, block: int, identity: disk.FileIdentity) -> None:
+        """A reader compared the checksum of a leased block: it is verified, as long as its file is this one."""
+        if self.index.row(block) is not None:
+            self._verification.believe(block, identity)
+
+    def read_suspect(self, row: BlockRow) -> None:
+        """A reader could not use a leased block: read its file here, and lose it if it is damaged or gone."""
+        if row.condemned:
+            return
+        try:
+            self._verification.read(row, self.path_of(row))
+        except NotSound as why:
+            self._lose(row, why.verdict, str(why))
+        else:
+            _log.warning(
+                "suspect_is_sound",
+                fingerprint=row.fingerprint,
+                key=row.key.hex(),
+                why="a worker could not use this block, but its file is whole: see that worker's log",
+            )
 
     def quarantine_impostor(self, path: Path) -> None:
         """Take away what has a block's name and is no file, or the block of that name could never be stored."""
@@ -244,7 +244,7 @@ class Store:
             _log.warning("staged_block_refused", key=stage.key.hex(), why=reason)
             raise NotStored("integrity") from None
         file_bytes = sealed.identity.file_bytes
-        if _without_ttl(sealed.metadata) != expected:
+        if not is_announced(sealed.metadata, expected):
             _log.warning("staged_block_refused", key=stage.key.hex(), why="its header is not what was announced")
             raise NotStored("integrity")
         if file_bytes > stage.reserved_bytes + STAGED_SLACK_BYTES:
@@ -271,7 +271,7 @@ class Store:
         except BaseException:
             disk.remove_file(path)  # a file that is not in the books must not stay
             raise
-        self._verified[block] = sealed.identity
+        self._verification.believe(block, sealed.identity)
         row = self.index.row(block)
         if row is None:  # pragma: no cover
             raise NotStored("unavailable")
@@ -418,7 +418,7 @@ class Store:
                     disk.remove_tree(Path(entry.path))
         return swept_bytes
 
-    def _lose(self, row: BlockRow, verdict: Literal["integrity", "missing"], why: str) -> Verdict:
+    def _lose(self, row: BlockRow, verdict: Literal["integrity", "missing"], why: str) -> None:
         below = self.index.descendants(row)
         _log.warning(
             "block_lost", fingerprint=row.fingerprint, key=row.key.hex(), why=why, descendants_dropped=len(below)
@@ -430,8 +430,7 @@ class Store:
         else:
             self.reconcile_wanted = True  # somebody else deletes files here
         self.index.delete([row])
-        self._verified.pop(row.block, None)
-        return verdict
+        self._verification.forget(row.block)
 
     def _move_to_quarantine(self, path: Path) -> None:
         relative = f"{QUARANTINE_DIRECTORY}/{path.name}.{secrets.token_hex(4)}"
@@ -461,7 +460,7 @@ class Store:
         finally:
             self.index.delete(gone)
             for row in gone:
-                self._verified.pop(row.block, None)
+                self._verification.forget(row.block)
 
     def _remove_strays(self, strays: Iterable[StrayRow]) -> None:
         gone: list[str] = []
@@ -481,8 +480,3 @@ def delete_index(directory: Path) -> None:
     """Delete a damaged index. Only while it is closed."""
     for name in INDEX_NAMES:
         disk.remove_file(directory / name)
-
-
-def _without_ttl(metadata: BlockMetadata) -> BlockMetadata:
-    """A worker may leave the time to the index: it is no part of who a block is."""
-    return replace(metadata, ttl_seconds=None)

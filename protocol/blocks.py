@@ -29,9 +29,10 @@ class Lookup(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Fetch(Struct, frozen=True, kw_only=True, tag=True):
-    """Lookup, then verify and pin what was found, and answer with a lease on the files.
+    """Lookup, then pin what was found, and answer with a lease on the files.
 
-    At most `most_blocks` of them: a reader of many asks for the next ones while it reads the last ones.
+    At most `most_blocks` of them: a reader of many asks for the next ones while it reads the last ones. A lease names
+    files that are there and have the right header; whether their bytes are right, its reader sees (`LeasedBlock`).
     """
 
     call_id: int
@@ -71,10 +72,16 @@ class Publish(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Release(Struct, frozen=True, kw_only=True, tag=True):
-    """Give back a lease, or abandon a staged file. Idempotent."""
+    """Give back a lease, or abandon a staged file. Idempotent.
+
+    Of the leased blocks, `verified` are those whose bytes had their checksum, `suspect` those whose had not or could
+    not be read: the cachestore believes the former, and reads the latter itself before it drops any.
+    """
 
     call_id: int
     lease: LeaseId
+    verified: tuple[BlockKey, ...] = ()
+    suspect: tuple[BlockKey, ...] = ()
 
 
 class Forget(Struct, frozen=True, kw_only=True, tag=True):
@@ -130,11 +137,16 @@ class FoundBlock(Struct, frozen=True, kw_only=True):
 
 
 class LeasedBlock(Struct, frozen=True, kw_only=True):
-    """A verified block file that stays in place until the lease is given back."""
+    """A block file that stays in place until the lease is given back.
+
+    `checksum` is the xxh3-128 of the whole file where nobody has compared it in this run of the cachestore: the reader
+    does, over the bytes that it uses, and uses none of another checksum. Empty: the file was verified.
+    """
 
     key: BlockKey
     grains: int
     path: str
+    checksum: bytes = b""
 
 
 class Found(Struct, frozen=True, kw_only=True, tag=True):

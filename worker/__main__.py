@@ -184,7 +184,7 @@ class Worker:
 
     def _generate(self) -> None:
         from worker.grammar_compiler import GrammarCompiler
-        from worker.mlx_blocks import read_block, write_block
+        from worker.mlx_block_files import BlockFile, write_block
         from worker.mlx_engine import MlxEngine
         from worker.mlx_model import context_tokens, load_model, load_tokenizer
 
@@ -217,7 +217,7 @@ class Worker:
         cold: ColdCache[dict[str, Any]] = ColdCache(
             connect=self._connect_cachestore,
             fingerprint=loaded.fingerprint,
-            read=read_block,
+            begin=BlockFile,
             write=write_block,
             deliver=self._inbox.put,
             clock=time.monotonic,

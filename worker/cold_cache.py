@@ -10,6 +10,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Generic, Literal, TypeVar
 
@@ -25,6 +26,7 @@ from protocol.blocks import (
     Forget,
     Found,
     Leased,
+    LeasedBlock,
     Lookup,
     PinBlocks,
     Publish,
@@ -38,6 +40,7 @@ from protocol.framing import MalformedMessage
 from protocol.generation import Pin
 from protocol.ids import BLOCK_TOKENS, GRAIN_TOKENS, BlockKey, LeaseId
 from protocol.sockets import Peer, PeerGone
+from worker.chain_reading import BlockReading, ChainRead, read_chain
 from worker.messages import BlocksFetched, BlockStored
 from worker.prefix_cache import Fetch as PrefixFetch
 from worker.prefix_cache import FetchOutcome
@@ -56,13 +59,13 @@ LOOKUP_SECONDS = 0.5
 """How long the index may take to answer; it needs about a millisecond. A request waits for this one."""
 
 CALL_SECONDS = 5.0
-"""How long any other call may take: fetching verifies files, publishing waits for the disk (fsync)."""
+"""How long any other call may take: publishing waits for the disk (fsync), and others for whoever publishes."""
 
 REST_SECONDS = 5.0
 """How long a silent daemon is left alone."""
 
-PIECE_BLOCKS = 4
-"""How many blocks are leased at once."""
+PIECE_BLOCKS = 32
+"""How many blocks are leased at once. A lease ends after a minute, and the next one is taken before this is read."""
 
 _HEADER_SLACK_BYTES = 64 * 1024
 _GRAINS = BLOCK_TOKENS // GRAIN_TOKENS
@@ -98,7 +101,7 @@ class _Speed:
 class ColdCache(Generic[Payload]):
     """`fetch`, `store`, `forget`, `is_storing` are the step thread's; `deliver` is called on both threads.
 
-    `read(path, tokens)` gives the parts of a block; `write(path, block, tokens, metadata)` makes a block file.
+    `begin(leased)` begins to read a block file; `write(path, block, tokens, metadata)` makes one.
     """
 
     def __init__(
@@ -106,7 +109,7 @@ class ColdCache(Generic[Payload]):
         *,
         connect: Callable[[], Peer[BlockReply, BlockRequest]],
         fingerprint: str,
-        read: Callable[[str, int], BlockParts[Payload]],
+        begin: Callable[[LeasedBlock], BlockReading[Payload]],
         write: Callable[[str, Block[Payload], int, dict[str, str]], None],
         deliver: Callable[[BlocksFetched[Payload] | BlockStored], None],
         clock: Callable[[], float],
@@ -115,7 +118,7 @@ class ColdCache(Generic[Payload]):
     ) -> None:
         self._connect = connect
         self._fingerprint = fingerprint
-        self._read = read
+        self._begin = begin
         self._write = write
         self._deliver = deliver
         self._clock = clock
@@ -197,6 +200,7 @@ class ColdCache(Generic[Payload]):
 
     def _run(self) -> None:
         peer = self._connect()
+        checks = ThreadPoolExecutor(1, thread_name_prefix="block-checks")
         try:
             while True:
                 _, _, job = self._jobs.get()
@@ -204,21 +208,24 @@ class ColdCache(Generic[Payload]):
                     case _StopJob():
                         return
                     case PrefixFetch():
-                        self._deliver(self._fetched(peer, job))
+                        self._deliver(self._fetched(peer, checks, job))
                     case Block():
                         self._stored(peer, job)
                     case _PinJob(request=request):
                         with contextlib.suppress(ColdCacheUnavailable):
                             self._call(peer, request, CALL_SECONDS)
         finally:
+            checks.shutdown()
             peer.close()
 
-    def _fetched(self, peer: Peer[BlockReply, BlockRequest], fetch: PrefixFetch[Payload]) -> BlocksFetched[Payload]:
+    def _fetched(
+        self, peer: Peer[BlockReply, BlockRequest], checks: Executor, fetch: PrefixFetch[Payload]
+    ) -> BlocksFetched[Payload]:
         prepared = fetch.prepared
         # What waits to be written was evicted from RAM perhaps, but not from here: it needs no reading.
         blocks = self._waiting_chain(fetch)
         try:
-            outcome = self._read_chain(peer, fetch, blocks)
+            outcome = self._read_chain(peer, checks, fetch, blocks)
         except ColdCacheUnavailable as why:
             outcome = FetchOutcome(str(why))
         except Exception as why:  # noqa: BLE001 - a file or reply that is not what the store promised: a miss
@@ -238,7 +245,11 @@ class ColdCache(Generic[Payload]):
         return chain
 
     def _read_chain(
-        self, peer: Peer[BlockReply, BlockRequest], fetch: PrefixFetch[Payload], blocks: list[Block[Payload]]
+        self,
+        peer: Peer[BlockReply, BlockRequest],
+        checks: Executor,
+        fetch: PrefixFetch[Payload],
+        blocks: list[Block[Payload]],
     ) -> FetchOutcome:
         """Append what is read to `blocks`. Raises ColdCacheUnavailable when the daemon does not answer."""
         prepared = fetch.prepared
@@ -272,7 +283,7 @@ class ColdCache(Generic[Payload]):
                 expected_compute_seconds=compute_seconds,
             )
         started = self._clock()
-        read_bytes, reason = self._read_pieces(peer, prepared, first_slot, blocks)
+        read_bytes, reason = self._read_pieces(peer, checks, prepared, blocks, first_slot)
         seconds = self._clock() - started
         if read_bytes:
             self._read_speed.measured(read_bytes, seconds)
@@ -285,11 +296,16 @@ class ColdCache(Generic[Payload]):
         )
 
     def _read_pieces(
-        self, peer: Peer[BlockReply, BlockRequest], prepared: Prepared, slot: int, blocks: list[Block[Payload]]
+        self,
+        peer: Peer[BlockReply, BlockRequest],
+        checks: Executor,
+        prepared: Prepared,
+        blocks: list[Block[Payload]],
+        slot: int,
     ) -> tuple[int, str]:
         """Read what there is from `slot` on, piece by piece, and append it. Gives the bytes and why there is no more.
 
-        The next piece is asked for before this one is read, so the daemon checks files while this thread reads others.
+        The next piece is asked for before this one is read, so that nothing waits for the daemon in between.
         """
 
         def ask(from_slot: int) -> BlockRequest:
@@ -310,22 +326,26 @@ class ColdCache(Generic[Payload]):
             reply = self._reply(peer, asked, CALL_SECONDS)
             if not isinstance(reply, Leased):
                 return read_bytes, _reason(reply)
+            if not _is_of_chain(reply.blocks, len(prepared.grains) - slot * _GRAINS):
+                self._send_release(peer, reply.lease)
+                raise ValueError("the store leased a block that is not in this prompt")
             whole = sum(leased.grains == _GRAINS for leased in reply.blocks)
             may_go_on = len(reply.blocks) == PIECE_BLOCKS and whole > 0
             # Parts of the slot after the last whole block come once more with the next piece, if they were cut off.
             taken = reply.blocks[:whole] if may_go_on else reply.blocks
             ahead = ask(slot + whole) if may_go_on else None
-            try:
-                for leased in taken:
-                    blocks.append(self._block(prepared, slot, leased.grains, leased.path))
-                    read_bytes += blocks[-1].size_bytes
-                    slot += leased.grains == _GRAINS
-            except BaseException:
+            read = read_chain(taken, self._begin, checks)
+            self._send_release(peer, reply.lease, read)
+            for leased, parts in zip(taken, read.parts, strict=False):
+                blocks.append(self._block(prepared, slot, leased.grains, parts))
+                read_bytes += blocks[-1].size_bytes
+                slot += leased.grains == _GRAINS
+            if read.failed is not None:
+                if read.failed.error:
+                    log.warning("block_unreadable", request_id=prepared.request_id, error=read.failed.error)
                 if ahead is not None:
                     self._give_back(peer, ahead)
-                raise
-            finally:
-                self._send_release(peer, reply.lease)
+                return read_bytes, read.failed.reason
             if ahead is None:
                 return read_bytes, reply.miss_reason
             asked = ahead
@@ -337,13 +357,10 @@ class ColdCache(Generic[Payload]):
             if isinstance(reply, Leased):
                 self._send_release(peer, reply.lease)
 
-    def _block(self, prepared: Prepared, slot: int, grain_count: int, path: str) -> Block[Payload]:
+    def _block(self, prepared: Prepared, slot: int, grain_count: int, parts: BlockParts[Payload]) -> Block[Payload]:
         first_grain = slot * _GRAINS
         chain = prepared.grains[first_grain : first_grain + grain_count]
-        if not 0 < len(chain) == grain_count <= _GRAINS:
-            raise ValueError("the store leased a block that is not in this prompt")
         tokens = grain_count * GRAIN_TOKENS
-        parts = self._read(path, tokens)
         return Block(
             key=BlockKey(chain[-1]),
             parent=BlockKey(prepared.grains[first_grain - 1]) if first_grain else prepared.root.digest,
@@ -479,9 +496,23 @@ class ColdCache(Generic[Payload]):
         self._resting_until = self._clock() + REST_SECONDS
         raise ColdCacheUnavailable("timeout")
 
-    def _send_release(self, peer: Peer[BlockReply, BlockRequest], lease: LeaseId) -> None:
+    def _send_release(
+        self, peer: Peer[BlockReply, BlockRequest], lease: LeaseId, read: ChainRead[Payload] | None = None
+    ) -> None:
+        verified = () if read is None else read.verified
+        suspect = () if read is None or read.failed is None else (read.failed.key,)
         with contextlib.suppress(PeerGone):  # its leases end by themselves
-            peer.send(Release(call_id=next(self._calls), lease=lease))
+            peer.send(Release(call_id=next(self._calls), lease=lease, verified=verified, suspect=suspect))
+
+
+def _is_of_chain(leased: Sequence[LeasedBlock], grains_left: int) -> bool:
+    """Whether these can be blocks of a prompt that has so many grains left: whole ones, then parts of the next one."""
+    whole = 0
+    for block in leased:
+        if not 0 < block.grains <= min(_GRAINS, grains_left - whole * _GRAINS):
+            return False
+        whole += block.grains == _GRAINS
+    return True
 
 
 def _reason(reply: BlockReply) -> str:

@@ -4,26 +4,20 @@
 A block holds, for each group of layers with equal shapes, two arrays `[layers, heads, tokens, head_dim]`: few large
 arrays instead of two small ones per layer (Metal bounds the number of buffers). Blocks are detached copies: a view
 would keep the whole row alive, and make the next decode step copy it.
-
-A block file holds these arrays and, for models whose layers cannot all be cut, the states kept inside the block, named
-`state<tokens>.<leaf>.<part>`.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
-from protocol.ids import GRAIN_TOKENS
-from worker.prefix_index import Block, BlockParts, BlockUse, State
+from worker.prefix_index import BlockUse
 
 KVArrays = dict[str, mx.array]
 """A block's payload: `keys0`, `values0`, `keys1`, … one pair per group of layers."""
 
 _CAPACITY_STEP = 256
-_STATE_NAME = re.compile(r"state(\d+)\.(.+)")
 
 
 @dataclass(frozen=True)
@@ -75,46 +69,3 @@ def _joined(uses: Sequence[BlockUse[KVArrays]], name: str, position: int, spare:
     parts = [use.block.payload[name][position, :, : use.tokens] for use in uses]
     heads, _, width = parts[0].shape
     return mx.concatenate([*parts, mx.zeros((heads, spare, width), parts[0].dtype)], axis=1)[None]
-
-
-def write_block(path: str, block: Block[KVArrays], tokens: int, metadata: dict[str, str]) -> None:
-    """Write the first `tokens` tokens of a block as safetensors. Any thread: the arrays are evaluated already."""
-    arrays = {name: _first_tokens(array, tokens) for name, array in block.payload.items()}
-    for after, state in block.states.items():
-        # Only what ends on the grain grid can be found on disk.
-        if after <= tokens and after % GRAIN_TOKENS == 0:
-            arrays |= {f"state{after}.{name}": array for name, array in state.payload.items()}
-    if not arrays:
-        arrays = {"empty": mx.zeros(1)}  # a file must hold something; such a block only says that its tokens are known
-    mx.save_safetensors(path, arrays, metadata)
-
-
-def read_block(path: str, tokens: int) -> BlockParts[KVArrays]:
-    """The first `tokens` tokens of a block file, evaluated here, so that any thread may use them.
-
-    Raises ValueError or RuntimeError for a file that is no such block.
-    """
-    loaded: KVArrays = mx.load(path)  # pyright: ignore[reportAssignmentType] - safetensors give a dict
-    kv: KVArrays = {}
-    states: dict[int, KVArrays] = {}
-    if not loaded:
-        raise ValueError("a block file without arrays")
-    for name, array in loaded.items():
-        if match := _STATE_NAME.fullmatch(name):
-            if int(match[1]) <= tokens:
-                states.setdefault(int(match[1]), {})[match[2]] = array
-        elif name != "empty":
-            kv[name] = _first_tokens(array, tokens)
-    mx.eval(kv, states)
-    return BlockParts(
-        payload=kv,
-        kv_bytes=block_bytes(kv),
-        states={after: State(arrays, block_bytes(arrays)) for after, arrays in states.items()},
-    )
-
-
-def _first_tokens(array: mx.array, tokens: int) -> mx.array:
-    held = array.shape[2]
-    if held < tokens:
-        raise ValueError(f"a block of {held} tokens instead of {tokens}")
-    return array if held == tokens else mx.contiguous(array[:, :, :tokens])

@@ -31,7 +31,8 @@ from tests.bench.running_cachestore import RunningCachestore, running_cachestore
 from worker import hashing
 from worker.cold_cache import ColdCache
 from worker.messages import BlocksFetched, BlockStored
-from worker.mlx_blocks import KVArrays, block_bytes, read_block, write_block
+from worker.mlx_block_files import BlockFile, write_block
+from worker.mlx_blocks import KVArrays, block_bytes
 from worker.prefix_cache import Fetch, PrefixCache
 from worker.prefix_index import Block, PrefixIndex
 from worker.sequence import Prepared
@@ -81,7 +82,7 @@ class CountedDisk:
         self._cold: ColdCache[KVArrays] = ColdCache(
             connect=store.connect,
             fingerprint=fingerprint,
-            read=read_block,
+            begin=BlockFile,
             write=write_block,
             deliver=self.answers.put,
             clock=time.monotonic,

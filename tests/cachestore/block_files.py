@@ -1,10 +1,13 @@
 """Block files as a worker writes them, and a worker's side of the conversation, for tests."""
 
 import hashlib
+import itertools
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import numpy
+import xxhash
 from safetensors.numpy import save
 
 from cachestore.service import Service
@@ -80,6 +83,11 @@ def _block_bytes(
     key = BlockKey(grains[-1])
     metadata = block_metadata(fingerprint, key, parent, grains, tokens, owner=owner, ttl_seconds=ttl_seconds)
     return save({"layers.0.keys": values, "layers.0.values": values[::-1].copy()}, metadata)
+
+
+def _has_its_checksum(block: LeasedBlock) -> bool:
+    data = Path(block.path).read_bytes()
+    return not block.checksum or xxhash.xxh3_128_digest(data) == block.checksum
 
 
 class WorkerSide:
@@ -159,14 +167,22 @@ class WorkerSide:
         assert isinstance(reply, Leased)
         return reply
 
-    def read(self, grains: tuple[Grain, ...]) -> tuple[LeasedBlock, ...]:
-        """Fetch and give back at once."""
-        leased = self.fetch(grains)
-        self.release(leased.lease)
-        return leased.blocks
+    def read(
+        self, grains: tuple[Grain, ...], *, fingerprint: str = FINGERPRINT, skip_blocks: int = 0, parts: int = 1
+    ) -> tuple[LeasedBlock, ...]:
+        """Fetch, read, give back. The blocks that a worker would use: up to the first without its checksum."""
+        return self.read_leased(self.fetch(grains, fingerprint=fingerprint, skip_blocks=skip_blocks, parts=parts))
 
-    def release(self, lease: LeaseId) -> None:
-        self.ask(Release(call_id=4, lease=lease))
+    def read_leased(self, leased: Leased) -> tuple[LeasedBlock, ...]:
+        """Read what was leased and give it back with what was seen."""
+        sound = list(itertools.takewhile(_has_its_checksum, leased.blocks))
+        suspect = tuple(block.key for block in leased.blocks[len(sound) :][:1])
+        verified = tuple(block.key for block in sound if block.checksum)
+        self.release(leased.lease, verified=verified, suspect=suspect)
+        return tuple(sound)
+
+    def release(self, lease: LeaseId, *, verified: Sequence[BlockKey] = (), suspect: Sequence[BlockKey] = ()) -> None:
+        self.ask(Release(call_id=4, lease=lease, verified=tuple(verified), suspect=tuple(suspect)))
 
     def pin(
         self, grains: tuple[Grain, ...], *, name: str = "p", owner: str = "o", ttl_seconds: float | None = None

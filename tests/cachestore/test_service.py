@@ -51,7 +51,8 @@ def worker(directory: Path):
 
 
 def grains_found(worker: WorkerSide, grains, **more) -> list[int]:
-    return [block.grains for block in worker.fetch(grains, **more).blocks]
+    """Of the blocks that a worker can use."""
+    return [block.grains for block in worker.read(grains, **more)]
 
 
 # --- finding ---------------------------------------------------------------------------------------------------------
@@ -363,10 +364,11 @@ def test_a_damaged_block_is_a_miss_and_the_prefix_before_it_is_used(directory, d
     if restart != "same run":
         worker = open_service(directory)
     leased = worker.fetch(grains)
-    assert [block.grains for block in leased.blocks] == [16]
-    if restart == "same run":
+    assert [block.grains for block in leased.blocks] == ([16] if damage is not _flip else [16, 16, 16, 16])
+    if restart == "same run" and damage is not _flip:
         assert leased.miss_reason == ("missing" if damage is Path.unlink else "integrity")
-    worker.release(leased.lease)
+    assert [block.grains for block in worker.read_leased(leased)] == [16]
+    assert grains_found(worker, grains) == [16]
     worker.check()
     for number in (1, 2, 3):  # it can be stored again, whatever lies in quarantine
         assert isinstance(worker.store(grains, number), Published) or restart.endswith("lost")
@@ -533,7 +535,7 @@ def test_a_disk_that_fails_a_write_declines_it_and_serving_goes_on(worker, direc
     )
     assert grains_found(worker, grains) == [16]
     monkeypatch.undo()
-    assert worker.books().leases == 1
+    assert worker.books().leases == 0
     assert isinstance(worker.store(other, 0), Published)
     worker.check()
 
@@ -708,3 +710,135 @@ def test_several_blocks_may_hold_the_last_part(worker):
     assert grains_found(worker, asked, parts=3) == [16, 6, 4, 2]
     assert grains_found(worker, asked, parts=2) == [16, 6, 4]
     assert grains_found(worker, grains[:16], parts=4) == [16]
+
+
+# --- verified reads --------------------------------------------------------------------------------------------------
+
+
+def unread(worker: WorkerSide, grains) -> list[bool]:
+    """Of a lease's blocks, which ones their reader is asked to check. Nothing is said when it is given back."""
+    leased = worker.fetch(grains)
+    worker.release(leased.lease)
+    return [bool(block.checksum) for block in leased.blocks]
+
+
+def test_a_lease_reads_no_tensor_and_says_which_files_nobody_has_read(directory, monkeypatch):
+    """What was published in this run was read then; after a start every block is new, until a worker has read it."""
+    grains = chain("a", 48)
+    worker = open_service(directory)
+    worker.store_all(grains)
+    assert unread(worker, grains) == [False, False, False]
+    worker.service.close()
+    worker = open_service(directory)
+
+    def refuse(_path):
+        raise AssertionError("the cachestore read a whole file to lease it")
+
+    monkeypatch.setattr(disk, "inspect", refuse)
+    assert unread(worker, grains) == [True, True, True]
+    assert unread(worker, grains) == [True, True, True]
+    leased = worker.fetch(grains)
+    assert [Path(block.path).stem[-32:] for block in leased.blocks] == [b.checksum.hex() for b in leased.blocks]
+    worker.release(leased.lease, verified=[leased.blocks[0].key, leased.blocks[2].key])
+    assert unread(worker, grains) == [False, True, False]
+    assert len(worker.read(grains)) == 3
+    assert unread(worker, grains) == [False, False, False]
+    worker.service.close()
+
+
+def test_a_file_that_changes_is_to_be_read_again(worker):
+    """Its inode, its size or its time of change is another one."""
+    grains = chain("a", 32)
+    worker.store_all(grains)
+    path = Path(worker.read(grains)[1].path)
+    os.utime(path, ns=(1, 1))
+    assert unread(worker, grains) == [False, True]
+    assert len(worker.read(grains)) == 2
+    assert unread(worker, grains) == [False, False]
+    copy = path.with_name("copy")
+    shutil.copy2(path, copy)
+    copy.rename(path)
+    assert unread(worker, grains) == [False, True]
+    worker.check()
+
+
+def test_what_a_worker_read_says_nothing_of_a_file_that_came_later(directory):
+    """Verified is the file that was leased; the one that lies there when it is given back may be another."""
+    grains = chain("a", 16)
+    worker = open_service(directory)
+    worker.store_all(grains)
+    worker.service.close()
+    worker = open_service(directory)
+    leased = worker.fetch(grains)
+    _flip(Path(leased.blocks[0].path))
+    worker.release(leased.lease, verified=[leased.blocks[0].key])
+    assert unread(worker, grains) == [True]
+    assert worker.read(grains) == ()
+    assert worker.books().quarantined == 1
+    worker.check()
+    worker.service.close()
+
+
+def test_only_the_holder_of_a_lease_is_heard_and_only_about_its_blocks(directory):
+    """A stranger, a lease that was given back, and a key that was not leased change nothing."""
+    grains, other = chain("a", 16), chain("b", 16)
+    worker = open_service(directory)
+    worker.store_all(grains)
+    worker.store_all(other)
+    worker.service.close()
+    worker = open_service(directory)
+    leased = worker.fetch(grains)
+    WorkerSide(worker.service, b"worker:2").release(leased.lease, verified=[leased.blocks[0].key])
+    assert worker.books().leases == 1
+    worker.release(leased.lease, verified=[BlockKey(other[-1])], suspect=[BlockKey(other[-1])])
+    worker.release(leased.lease, verified=[leased.blocks[0].key], suspect=[leased.blocks[0].key])
+    assert (unread(worker, grains), unread(worker, other)) == ([True], [True])
+    worker.check()
+    worker.service.close()
+
+
+@pytest.mark.parametrize("restart", ["same run", "after a restart"])
+def test_a_suspect_block_is_read_here_before_it_is_dropped(directory, restart):
+    """A worker that cannot read a sound block, for whatever reason, costs nobody that block."""
+    grains = chain("a", 32)
+    worker = open_service(directory)
+    worker.store_all(grains)
+    if restart != "same run":
+        worker.service.close()
+        worker = open_service(directory)
+    leased = worker.fetch(grains)
+    worker.release(leased.lease, suspect=[block.key for block in leased.blocks])
+    assert unread(worker, grains) == [False, False]
+    assert worker.books().quarantined == 0
+    worker.check()
+    worker.service.close()
+
+
+@pytest.mark.parametrize("damage", [_cut, _flip, _flip_in_header, Path.unlink, _make_directory, _dangling_link, _pipe])
+def test_damage_that_comes_while_a_block_is_leased_is_found_when_it_is_given_back(worker, damage):
+    """The lease was right when it was given. The block and those below it go, those before it stay."""
+    grains = chain("a", 64)
+    worker.store_all(grains)
+    leased = worker.fetch(grains)
+    damage(Path(leased.blocks[1].path))
+    worker.release(leased.lease, suspect=[leased.blocks[1].key])
+    assert worker.books().blocks == 1
+    assert worker.books().quarantined == (0 if damage is Path.unlink else 1)
+    assert grains_found(worker, grains) == [16]
+    worker.check()
+
+
+def test_a_suspect_that_others_read_or_that_is_forgotten_is_handled_once(worker):
+    """Two readers find the same damage; a third had it forgotten meanwhile."""
+    grains = chain("a", 32)
+    worker.store_all(grains)
+    leases = [worker.fetch(grains) for _ in range(3)]
+    key = leases[0].blocks[0].key
+    _flip(Path(leases[0].blocks[0].path))
+    for leased in leases[:2]:
+        worker.release(leased.lease, suspect=[key])
+    assert worker.books().quarantined == 1
+    worker.ask(Forget(call_id=1))
+    worker.release(leases[2].lease, suspect=[key])
+    assert (worker.books().blocks, worker.books().leases) == (0, 0)
+    worker.check()

@@ -208,7 +208,7 @@ EXAMPLES: tuple[Struct, ...] = (
     blocks.Fetch(call_id=1, fingerprint="abc", grains=_GRAINS, skip_blocks=1, parts=4, most_blocks=8),
     blocks.Stage(call_id=1, fingerprint="abc", key=_KEY, file_bytes=4096, owner="ab", ttl_seconds=3600.0),
     blocks.Publish(call_id=1, lease=_LEASE, parent=BlockKey(b""), grains=_GRAINS, supersedes=_KEY),
-    blocks.Release(call_id=1, lease=_LEASE),
+    blocks.Release(call_id=1, lease=_LEASE, verified=(_KEY,), suspect=(_KEY,)),
     blocks.Forget(call_id=1, fingerprint="abc", owner="ab", unused_for_seconds=60.0, asked_by="cli"),
     blocks.PinBlocks(call_id=1, fingerprint="abc", keys=(_KEY,), owner="ab", name="repo", ttl_seconds=60.0),
     blocks.UnpinBlocks(call_id=1, owner="ab", name="repo"),
@@ -216,7 +216,10 @@ EXAMPLES: tuple[Struct, ...] = (
     # cachestore → worker
     blocks.Found(call_id=1, blocks=(blocks.FoundBlock(key=_KEY, grains=2, file_bytes=4096),)),
     blocks.Leased(
-        call_id=1, lease=_LEASE, blocks=(blocks.LeasedBlock(key=_KEY, grains=2, path="a/b"),), miss_reason="integrity"
+        call_id=1,
+        lease=_LEASE,
+        blocks=(blocks.LeasedBlock(key=_KEY, grains=2, path="a/b", checksum=_KEY),),
+        miss_reason="integrity",
     ),
     blocks.Staged(call_id=1, lease=_LEASE, path="a/b"),
     blocks.Declined(call_id=1, reason="quota"),

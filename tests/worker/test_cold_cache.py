@@ -10,6 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from msgspec.structs import replace
 
 from cachestore.loop import run as run_cachestore
 from cachestore.service import Service
@@ -40,15 +41,17 @@ from protocol.ids import BLOCK_TOKENS, GRAIN_TOKENS, BlockKey, Incarnation, Leas
 from protocol.launch import CachestoreLaunch
 from protocol.sockets import Listener, Peer, PeerGone
 from tests.worker.parts import FINGERPRINT, chain_of_blocks, prepared
+from worker.chain_reading import BlockDamaged
 from worker.cold_cache import ColdCache
 from worker.messages import BlocksFetched, BlockStored
-from worker.mlx_blocks import read_block, write_block
+from worker.mlx_block_files import BlockFile, write_block
 from worker.prefix_cache import Fetch as PrefixFetch
 from worker.prefix_index import Block, BlockParts
 
 Kv = tuple[int, ...]
 Answer = BlockReply | dict[str, int] | None
 DEADLINE_SECONDS = 20.0
+CHECKSUM = b"c" * 16
 
 
 class FakeStore:
@@ -85,13 +88,35 @@ class FakeStore:
         self._listener.close()
 
 
+class PlainReading:
+    """A block file that is only a path; what is in it is known by its name."""
+
+    def __init__(self, leased: LeasedBlock) -> None:
+        self._leased = leased
+
+    def finish(self) -> BlockParts[Kv]:
+        match self._leased.path:
+            case "/damaged":
+                raise BlockDamaged("not a block")
+            case "/gone":
+                raise FileNotFoundError
+            case "/unlucky":
+                raise MemoryError
+            case _:
+                tokens = self._leased.grains * GRAIN_TOKENS
+                return BlockParts(tuple(range(tokens)), tokens * 10, {})
+
+    def checksum(self) -> bytes:
+        return b"another" if self._leased.path == "/flipped" else CHECKSUM
+
+
 class Worker:
     """A cold cache whose block files are plain text, and what it delivered."""
 
     def __init__(self, directory: Path, **changes: Any) -> None:
         self.delivered: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.written: list[str] = []
-        settings: dict[str, Any] = {"read": self._read, "write": self._write, "clock": time.monotonic, **changes}
+        settings: dict[str, Any] = {"begin": PlainReading, "write": self._write, "clock": time.monotonic, **changes}
         self.cache: ColdCache[Kv] = ColdCache(
             connect=lambda: Peer(cachestore_socket(directory), b"worker", BlockReply),
             fingerprint=FINGERPRINT,
@@ -99,12 +124,6 @@ class Worker:
             **settings,
         )
         self.cache.start()
-
-    @staticmethod
-    def _read(path: str, tokens: int) -> BlockParts[Kv]:
-        if path == "/damaged":
-            raise RuntimeError("not a block")
-        return BlockParts(tuple(range(tokens)), tokens * 10, {})
 
     def _write(self, path: str, block: Block[Kv], tokens: int, metadata: dict[str, str]) -> None:
         if path == "/full":
@@ -144,20 +163,27 @@ def tokens(count: int) -> list[int]:
     return list(range(count))
 
 
-def holding(*paths_and_grains: tuple[str, int], file_bytes: int = 0) -> Callable[[BlockRequest], Answer]:
+def key_of(path: str) -> BlockKey:
+    return BlockKey(path.encode().ljust(16, b"."))
+
+
+def holding(
+    *paths_and_grains: tuple[str, int], file_bytes: int = 0, checksum: bytes = b""
+) -> Callable[[BlockRequest], Answer]:
     """A store that has these blocks of whatever is asked."""
 
     def answer(request: BlockRequest) -> Answer:
         match request:
             case Lookup():
                 found = tuple(
-                    FoundBlock(key=BlockKey(b"k" * 16), grains=grains, file_bytes=file_bytes)
-                    for _, grains in paths_and_grains
+                    FoundBlock(key=key_of(path), grains=grains, file_bytes=file_bytes)
+                    for path, grains in paths_and_grains
                 )
                 return Found(call_id=request.call_id, blocks=found)
             case Fetch():
                 leased = tuple(
-                    LeasedBlock(key=BlockKey(b"k" * 16), grains=g, path=path) for path, g in paths_and_grains
+                    LeasedBlock(key=key_of(path), grains=g, path=path, checksum=checksum)
+                    for path, g in paths_and_grains
                 )
                 return Leased(call_id=request.call_id, lease=LeaseId(7), blocks=leased)
             case Stage():
@@ -201,7 +227,7 @@ def test_hot_blocks_are_skipped(make: Make) -> None:
 
 @pytest.mark.parametrize(("hot_tokens", "grains"), [(256 + 48, 3), (256 + 60, 3), (0, 0)])
 def test_no_file_is_read_that_ram_has(make: Make, hot_tokens: int, grains: int) -> None:
-    """A lookup costs a millisecond, a fetch reads and verifies files."""
+    """A lookup costs a millisecond and no lease, a fetch is a promise to read."""
     store, worker = make(holding(*([("/b", grains)] if grains else [])))
     fetched = worker.fetch(tokens(600), hot_blocks=min(hot_tokens // 256, 1), hot_tokens=hot_tokens)
 
@@ -211,14 +237,69 @@ def test_no_file_is_read_that_ram_has(make: Make, hot_tokens: int, grains: int) 
     assert store.requests.empty()
 
 
-def test_a_damaged_file_ends_the_run_before_it(make: Make) -> None:
-    """K06: the prefix before it is used, the lease given back, the reason counted."""
-    store, worker = make(holding(("/a", 16), ("/damaged", 16)))
-    fetched = worker.fetch(tokens(600))
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [("/damaged", "integrity"), ("/flipped", "integrity"), ("/gone", "missing"), ("/unlucky", "unreadable")],
+)
+def test_a_bad_file_ends_the_run_before_it(make: Make, path: str, reason: str) -> None:
+    """K06: the prefix before it is used, the reason counted, and the lease given back with what was seen."""
+    store, worker = make(holding(("/a", 16), (path, 16), ("/c", 16), checksum=CHECKSUM))
+    fetched = worker.fetch(tokens(900))
 
     assert [block.start for block in fetched.blocks] == [0]
-    assert fetched.outcome.miss_reason == "unreadable"
-    assert store.next(Release).lease == 7
+    assert fetched.outcome.miss_reason == reason
+    assert fetched.outcome.restored_bytes == 2560
+    release = store.next(Release)
+    assert (release.lease, release.verified, release.suspect) == (7, (key_of("/a"),), (key_of(path),))
+
+
+def test_what_is_verified_is_not_hashed_again(make: Make) -> None:
+    """A lease without a checksum asks for no check, and is told of none."""
+    store, worker = make(holding(("/flipped", 16), ("/b", 16)))
+    fetched = worker.fetch(tokens(600))
+
+    assert len(fetched.blocks) == 2
+    release = store.next(Release)
+    assert (release.verified, release.suspect) == ((), ())
+
+
+def test_a_long_chain_comes_in_pieces_and_each_is_given_back(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next piece is leased before this one is read; damage in the second ends the run there, and no lease stays."""
+    monkeypatch.setattr("worker.cold_cache.PIECE_BLOCKS", 2)
+    paths = [f"/{number}" for number in range(7)]
+    paths[5] = "/damaged"
+    everything = holding(*((path, 16) for path in paths), checksum=CHECKSUM)
+
+    def in_pieces(request: BlockRequest) -> Answer:
+        if not isinstance(request, Fetch):
+            return everything(request)
+        wanted = [(path, 16) for path in paths[request.skip_blocks :][: request.most_blocks]]
+        answer = holding(*wanted, checksum=CHECKSUM)(request)
+        assert isinstance(answer, Leased)
+        return replace(answer, lease=LeaseId(100 + request.skip_blocks))
+
+    store, worker = make(in_pieces)
+    fetched = worker.fetch(tokens(7 * BLOCK_TOKENS + 1))
+
+    assert [block.start for block in fetched.blocks] == [number * BLOCK_TOKENS for number in range(5)]
+    assert fetched.outcome.miss_reason == "integrity"
+    asked = [store.next(Fetch).skip_blocks]
+    released: dict[int, Release] = {}
+    while len(released) < 4:
+        match store.requests.get(timeout=DEADLINE_SECONDS):
+            case Fetch(skip_blocks=skip_blocks):
+                asked.append(skip_blocks)
+            case Release() as release:
+                released[release.lease] = release
+            case request:
+                raise AssertionError(request)
+    assert asked == [0, 2, 4, 6]
+    assert {lease: (release.verified, release.suspect) for lease, release in released.items()} == {
+        100: ((key_of("/0"), key_of("/1")), ()),
+        102: ((key_of("/2"), key_of("/3")), ()),
+        104: ((key_of("/4"),), (key_of("/damaged"),)),
+        106: ((), ()),
+    }
 
 
 @pytest.mark.parametrize("grains", [0, -1, 17, 40])
@@ -488,7 +569,7 @@ def test_blocks_survive_worker_and_store(runtime_directory: Path, tmp_path: Path
 
     token_ids = tokens(BLOCK_TOKENS + 5 * GRAIN_TOKENS + 3)
     with real_store(runtime_directory, tmp_path / "kv"):
-        first = Worker(runtime_directory, read=read_block, write=write_block)
+        first = Worker(runtime_directory, begin=BlockFile, write=write_block)
         until = time.monotonic() + DEADLINE_SECONDS
         for block in map(block_of, chain_of_blocks(token_ids)):
             # A store that still counts its files declines: try again, as the next touch would.
@@ -499,7 +580,7 @@ def test_blocks_survive_worker_and_store(runtime_directory: Path, tmp_path: Path
                 stored = first.delivered.get(timeout=DEADLINE_SECONDS)
         assert first.cache.stop(DEADLINE_SECONDS) == 0
     with real_store(runtime_directory, tmp_path / "kv"):
-        second = Worker(runtime_directory, read=read_block, write=write_block)
+        second = Worker(runtime_directory, begin=BlockFile, write=write_block)
         fetched = second.fetch([*token_ids, 1, 2, 3])
         shorter = second.fetch(token_ids[: BLOCK_TOKENS + 40])
         other = second.fetch([9, *token_ids])

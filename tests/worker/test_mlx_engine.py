@@ -15,12 +15,12 @@ from mlx_lm.generate import generate_step
 from protocol.generation import ChosenLogprob
 from protocol.ids import BLOCK_TOKENS, GRAIN_TOKENS, BlockKey
 from protocol.sampling import Sampling
+from tests.worker.block_files import leased_file, read_whole
 from tests.worker.parts import FINGERPRINT, GREEDY, prepared
 from tests.worker.test_prefix_cache import RecordingDisk
 from tests.worker.tiny_models import CONFIGS, VOCABULARY, make_tiny_model
 from worker import hashing
 from worker.engine import Drawn
-from worker.mlx_blocks import read_block, write_block
 from worker.mlx_engine import MlxEngine
 from worker.mlx_model import LoadedModel, context_tokens, load_model
 from worker.prefix_cache import PrefixCache
@@ -245,9 +245,7 @@ def after_a_restart(desk: Desk, model: Model, folder: Path) -> Desk:
         tokens = len(block.grains) * GRAIN_TOKENS
         if not tokens:
             continue
-        path = str(folder / f"{number}.safetensors")
-        write_block(path, block, tokens, {})
-        parts = read_block(path, tokens)
+        parts = read_whole(leased_file(folder / f"{number}.safetensors", block, tokens))
         fresh.index.insert(
             Block(
                 key=BlockKey(block.grains[-1]),
