@@ -128,6 +128,7 @@ class SchedulerBooks:
     def _gone(self, sequence: Sequence) -> None:
         self._waits.leave(sequence)
         self._tenants.left(sequence.tenant)
+        self._readiness.left_line(sequence)
         self._look_at_room_soon()
 
     def beside(self, rows_elsewhere: Lane | None, slices_held_by: str) -> None:
@@ -143,6 +144,7 @@ class SchedulerBooks:
         """Its KV cache exists and holds `cached_tokens` of its prompt (and of what it drew before it was preempted)."""
         sequence = self._waiting(request_id)
         self.places.start(sequence)
+        self._readiness.left_line(sequence)
         self._readiness.started(sequence.lane, now)
         self._starts[sequence.lane] += 1
         self._waits.enter(sequence, "in prefill")

@@ -53,8 +53,12 @@ class Readiness:
 
     def entrance(self, now: float) -> Entrance:
         """For whose KV there is room at this moment."""
-        late = [each for each in self._overdue if not each.is_open and self.may_open(each.lane, now)]
+        late = [each for each in self._overdue if self.may_open(each.lane, now)]
         return self._settings.live_kv.entrance(self._places.live(), longest_held(late))
+
+    def left_line(self, sequence: Sequence) -> None:
+        """It started, or is gone: nobody waits for it to come in first."""
+        self._overdue = [each for each in self._overdue if each is not sequence]
 
     def candidates(self) -> list[Sequence]:
         """Those in line whom only memory may keep from starting, as far as rows go."""

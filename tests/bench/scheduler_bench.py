@@ -66,6 +66,7 @@ def busy(settings: SchedulerSettings, waiting: int, place: str) -> Scheduler:
                     scheduler.decoded(0.02, ROWS)
     for i in range(waiting):
         lane = draw.choice((Lane.INTERACTIVE, Lane.STANDARD, Lane.BATCH))
+        scheduler._readiness.started(lane, 0.0)  # it may start another one without a row in ten seconds
         add(f"w{i}", draw.randrange(900, 9000), lane)
     return scheduler
 

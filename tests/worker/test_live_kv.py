@@ -143,6 +143,24 @@ def test_who_waits_long_for_memory_goes_first() -> None:
     assert not any(map(is_overdue, waiting))
 
 
+def test_nobody_waits_for_one_who_waited_too_long_and_left() -> None:
+    """Who is overdue keeps all others out; when it is cancelled, the next may start, also if nothing runs any more."""
+    kv = LiveKV(footprint=PLAIN, budget_bytes=room(1000, rows=2))
+    made = Scheduler(SchedulerSettings(max_rows=4, live_kv=kv))
+    made.add(sequence("a", 900, I))
+    made.opened(RequestId("a"), 899, 0.0)
+    made.joined(RequestId("a"), 0.0)
+    made.add(sequence("x", 1500, I))
+    made.add(sequence("b", 100, I))
+    for _ in range(12):
+        made.decoded(1.0, 1)
+    assert made.next_step(12.0) == Decode()
+    assert {told.request_id: told.held_by for told in made.standings(12.0)} == {"x": "memory", "b": "memory"}
+    made.remove(RequestId("x"))
+    made.remove(RequestId("a"))
+    assert made.next_step(12.0) == Open(RequestId("b"))
+
+
 # --- the scheduler, over whole lives --------------------------------------------------------------------------------
 
 
