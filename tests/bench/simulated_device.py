@@ -8,7 +8,9 @@ of a device that nobody ranks do. So a slice of one worker is a gap in the rows 
 What is not: the memory of the device, blocks that come from disk, time between passes, workers that stop or die.
 
 Rounds in which nothing can change are run in one go: all rows decode, nobody who waits could start, no clock runs out.
-In those the length of a step is what it was at their beginning, for 128 rounds at most.
+In those the length of a step is what it was at their beginning, for 128 rounds at most. With one model that is the only
+difference to asking for each round; with several a rest may end up to a round later (half an hour of 250 clients of 8
+models: interactive first tokens p50 0.14 s both ways, p95 0.31 s instead of 0.27 s; gaps the same to 5 %).
 """
 
 import itertools
@@ -255,6 +257,8 @@ class Worker:
         After a decode step was permitted only."""
         scheduler, now = self.scheduler, self._simulation.now
         places = scheduler.places
+        if self._has_lease():
+            return None
         if places.parked or (places.rows_of(Lane.BATCH) and places.highest_row != Lane.BATCH):
             return None
         if any(self._rows[name].last_token != now for name in places.decoding):
@@ -307,8 +311,15 @@ class Worker:
     # --- small things ------------------------------------------------------------------------------------------------
 
     def rests_until(self) -> float:
-        """When its rows, of a lower class than others' on this device, may go on."""
-        return self.sharing._sharing._decode_rests_until if isinstance(self.sharing, SharedDevice) else 0.0
+        """When its rows, of a lower class than others' elsewhere, may go on; 0 while it must be asked each time."""
+        if not isinstance(self.sharing, SharedDevice) or self._has_lease():
+            return 0.0
+        is_all = isinstance(self.scheduler.next_step(self._simulation.now), Decode)
+        return self.sharing._sharing._decode_rests_until if is_all else 0.0
+
+    def _has_lease(self) -> bool:
+        """Whether others may wait until it sees that its slice is paid for."""
+        return isinstance(self.sharing, SharedDevice) and self.sharing._sharing.needs_lease
 
     def _slices_rest_until(self) -> float:
         """When a slice that is held for a higher class elsewhere may run; 0 when it is held for another reason."""
@@ -400,7 +411,7 @@ class Simulation:
                         other.run_until = min(other.run_until, self.now) if other.run_until < math.inf else math.inf
                     awake.discard(number)
                 case Hold():
-                    if (until := worker.rests_until()) > self.now and worker.scheduler.is_decoding:
+                    if (until := worker.rests_until()) > self.now:
                         self._asleep[number] = until
                     else:
                         held.add(number)
