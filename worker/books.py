@@ -229,7 +229,9 @@ class SchedulerBooks:
     def decoded(self, seconds: float, rows: int, *, steps: int = 1) -> None:
         """Rows had `seconds` of the device; in each of `steps` steps, `rows` of them drew a token."""
         if rows:  # else the time is that of a launch only
-            self.costs.stepped(rows, seconds / steps)
+            decoding = self.places.decoding
+            held_tokens = sum(s.tokens for s in decoding.values()) if len(decoding) == rows else None
+            self.costs.stepped(rows, seconds / steps, held_tokens)
         self._debts.pay(seconds)
         self._charge_rows(seconds)
         self._count_held(seconds, None)

@@ -1,4 +1,4 @@
-"""What work costs on this device, learned from what ran: a slice by its size and context, a step by its rows. Pure.
+"""What work costs on this device, learned from what ran: a slice by its size and context; `step_costs` has steps. Pure.
 
 A slice of n tokens behind c tokens of context takes about `fixed + n * (token + attention * (c + n / 2))` seconds. The
 fixed part matters: without it small slices look slow per token, so slices shrink, look slower, and shrink again.
@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import mul
 
+from worker.step_costs import StepCosts
+
 _KEPT_SLICES = 48
-_KEPT_STEPS = 9
 _RATIOS_KEPT = 24
 _BOUND_AT = 0.9
 _WORST_BOUND = 2.0
@@ -142,10 +143,7 @@ class CostModel:
         self._latest_mixed: deque[_MixedPass] = deque(maxlen=_COMPARED_PASSES)
         self._slices_since_mixed = 0
         self._mixing_pays = True
-        self._steps: dict[int, deque[float]] = {}
-        self._step_medians: dict[int, float] = {}
-        self._step_seconds: dict[int, float] = {}
-        """What was answered since: the scheduler asks several times in each step."""
+        self._steps = StepCosts()
         self.prefill = PrefillCost(fixed=0.0, token=1 / first_rate_tokens_per_second, attention=0.0)
 
     # --- slices ----------------------------------------------------------------------------------------------------
@@ -238,29 +236,17 @@ class CostModel:
 
     # --- steps -----------------------------------------------------------------------------------------------------
 
-    def step_seconds(self, rows: int) -> float:
-        """Of one decode step. Of a size never seen: as the nearest smaller one, since a guess too low is soon corrected
-        by a measurement and one too high never is."""
-        if (seconds := self._step_seconds.get(rows)) is not None:
-            return seconds
-        if rows <= 0 or not self._step_medians:
-            return 0.0
-        known = [size for size in self._step_medians if size <= rows] or [min(self._step_medians)]
-        seconds = self._step_seconds[rows] = self._step_medians[max(known)]
-        return seconds
+    def step_seconds(self, rows: int, held_tokens: int | None = None) -> float:
+        """Of one decode step of rows that hold so many tokens together, or as many as those that ran last."""
+        return self._steps.seconds(rows, held_tokens)
 
     def knows_step(self, rows: int) -> bool:
         """Whether a step of so many rows was measured."""
-        return rows in self._step_medians
+        return self._steps.knows(rows)
 
-    def stepped(self, rows: int, seconds: float) -> None:
-        """A decode step of `rows` rows was waited for."""
-        if rows <= 0 or seconds <= 0:
-            return
-        steps = self._steps.setdefault(rows, deque(maxlen=_KEPT_STEPS))
-        steps.append(seconds)
-        self._step_medians[rows] = statistics.median(steps)
-        self._step_seconds.clear()
+    def stepped(self, rows: int, seconds: float, held_tokens: int | None = None) -> None:
+        """A decode step of `rows` rows was waited for. `held_tokens` None: it is not known what they held."""
+        self._steps.ran(rows, seconds, held_tokens)
 
 
 def _ridge(

@@ -25,7 +25,6 @@ class RowTurns:
         batch_rows = places.rows_of(Lane.BATCH)
         if not places.parked and not batch_rows:
             return None
-        higher_rows = len(places.decoding) - batch_rows
         parkable = [s for s in places.decoding.values() if now >= s.may_be_parked_at and not s.steps_owed]
         last = max(reversed(parkable), key=lambda s: s.lane, default=None)  # of the lowest class who joined last
         for sequence in self._in_turn(places.parked.values(), now):
@@ -33,12 +32,12 @@ class RowTurns:
                 if (
                     sequence.lane is not Lane.BATCH
                     or self.is_due(sequence, now)
-                    or not self._would_stretch(higher_rows, batch_rows + 1)
+                    or not self._would_stretch(beside=sequence)
                 ):
                     return Join(sequence.request_id)
             elif last is not None and sequence.lane < last.lane:
                 return Park(last.request_id)
-        if last is not None and last.lane is Lane.BATCH and self._would_stretch(higher_rows, batch_rows):
+        if last is not None and last.lane is Lane.BATCH and self._would_stretch():
             return Park(last.request_id)
         return None
 
@@ -60,11 +59,15 @@ class RowTurns:
 
         return sorted(parked, key=turn)
 
-    def _would_stretch(self, higher_rows: int, batch_rows: int) -> bool:
-        """Whether so many rows of the batch class make the others' decode steps more than `stretch` times as long."""
-        if not higher_rows or not batch_rows:
+    def _would_stretch(self, *, beside: Sequence | None = None) -> bool:
+        """Whether the batch rows, and the one that would join, make the others' decode steps more than `stretch` times
+        as long as they would be of these rows alone, with what they hold now."""
+        rows = [*self._places.decoding.values(), *([] if beside is None else [beside])]
+        higher = [s for s in rows if s.lane is not Lane.BATCH]
+        if not higher or len(higher) == len(rows):
             return False
-        if not self._costs.knows_step(higher_rows):
+        if not self._costs.knows_step(len(higher)):
             return True  # how else to learn what the higher rows alone would take
-        alone_seconds = self._costs.step_seconds(higher_rows)
-        return self._costs.step_seconds(higher_rows + batch_rows) > self._settings.stretch * alone_seconds
+        alone_seconds = self._costs.step_seconds(len(higher), sum(s.tokens for s in higher))
+        together_seconds = self._costs.step_seconds(len(rows), sum(s.tokens for s in rows))
+        return together_seconds > self._settings.stretch * alone_seconds

@@ -482,6 +482,29 @@ def test_batch_rows_that_stretch_a_higher_rows_steps_are_parked() -> None:
     assert made.next_step(11.6) == Park(A)
 
 
+def test_what_rows_hold_counts_when_batch_rows_stretch_steps() -> None:
+    """Steps of the interactive row alone were measured when it held much; beside what a short one takes, the same step
+    with a batch row is far too long."""
+    made = scheduler(max_rows=4)
+    for held in (1000, 60_000, 2000, 30_000, 5000, 60_000):
+        for _ in range(5):
+            made.costs.stepped(1, 0.02 + held * 1e-6, held)
+    for _ in range(9):
+        made.costs.stepped(1, 0.08, 60_000)
+        made.costs.stepped(2, 0.04, 1000)
+    start_decoding(made, sequence(A, 500, BATCH))
+    start_decoding(made, sequence(C, 500, I))
+    assert made.next_step(1.0) == Park(A)
+
+    made = scheduler(max_rows=4)
+    for _ in range(9):
+        made.costs.stepped(1, 0.08)
+        made.costs.stepped(2, 0.04)
+    start_decoding(made, sequence(A, 500, BATCH))
+    start_decoding(made, sequence(C, 500, I))
+    assert made.next_step(1.0) == Decode()
+
+
 def test_a_stint_is_at_least_a_step() -> None:
     """Whatever else took the time of a stint (a slice on a slow device), the row that came back draws a token first."""
     made = scheduler(max_rows=4)
