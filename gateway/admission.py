@@ -5,11 +5,13 @@ Decides only: moments are arguments. Days are UTC's.
 
 import math
 from collections import deque
+from collections.abc import Mapping
+from typing import assert_never
 
 from msgspec import Struct
 
+from gateway.latency_class import WorkClass
 from protocol.failures import Failure, FailureKind
-from protocol.latency import LatencyClass
 
 DAY_SECONDS = 86_400
 
@@ -30,25 +32,41 @@ class KeyLimits(Struct, frozen=True, kw_only=True):
     tokens_per_day: int | None = None
 
 
+class ClassBounds(Struct, frozen=True, kw_only=True):
+    """The most that a class may have at once, and use in a day, over all models and keys: as for a key."""
+
+    max_running: int | None = None
+    max_queued: int = 128
+    tokens_per_day: int | None = None
+
+
 class ClassLimits(Struct, frozen=True, kw_only=True):
-    """How many requests of each class may wait, over all models and keys."""
+    """The bounds of each class."""
 
-    interactive: int = 128
-    standard: int = 128
-    batch: int = 128
+    interactive: ClassBounds = ClassBounds()
+    standard: ClassBounds = ClassBounds()
+    batch: ClassBounds = ClassBounds()
+    warm: ClassBounds = ClassBounds()
 
-    def of(self, latency_class: LatencyClass) -> int:
-        return {
-            LatencyClass.INTERACTIVE: self.interactive,
-            LatencyClass.STANDARD: self.standard,
-            LatencyClass.BATCH: self.batch,
-        }[latency_class]
+    def of(self, work_class: WorkClass) -> ClassBounds:
+        match work_class:
+            case "interactive":
+                return self.interactive
+            case "standard":
+                return self.standard
+            case "batch":
+                return self.batch
+            case "warm":
+                return self.warm
+            case _:
+                assert_never(work_class)
 
 
 class Load(Struct, frozen=True, kw_only=True):
     """What there is at the moment of a decision, without the request in question.
 
-    `key_tokens_today` has the tokens of open requests in it. Three say when things get better: when a request
+    The tokens of today have those of open requests in them. What only warms is none of the key's requests: it must not
+    keep the answers out that it is meant to hasten. Three say when things get better: when a request
     of this key, and one of this class, will probably have ended, and when the day is over. They count from `unix_now`.
     """
 
@@ -56,6 +74,7 @@ class Load(Struct, frozen=True, kw_only=True):
     key_queued: int = 0
     class_queued: int = 0
     key_tokens_today: int = 0
+    class_tokens_today: int = 0
     key_next_seconds: float = _UNMEASURED_SECONDS
     class_next_seconds: float = _UNMEASURED_SECONDS
     day_left_seconds: float = DAY_SECONDS
@@ -63,13 +82,26 @@ class Load(Struct, frozen=True, kw_only=True):
 
 
 def refusal(
-    load: Load, *, key_name: str, limits: KeyLimits, latency_class: LatencyClass, class_limits: ClassLimits
+    load: Load, *, key_name: str, limits: KeyLimits, work_class: WorkClass, class_limits: ClassLimits
 ) -> Failure | None:
     """Why this request may not come in now: the limit by its name, and when to come back. None: it may."""
-    spent = day_refusal(load, key_name=key_name, limits=limits)
-    if spent is not None:
-        return spent
-    if limits.max_queued is not None:
+    if limits.tokens_per_day is not None and load.key_tokens_today >= limits.tokens_per_day:
+        return _come_back(
+            FailureKind.RATE_LIMITED,
+            f"The key {key_name} has used {load.key_tokens_today} tokens today, of {limits.tokens_per_day} "
+            "(tokens_per_day). Come back after midnight UTC, or ask the owner of the server for more.",
+            load.day_left_seconds,
+        )
+    bounds = class_limits.of(work_class)
+    if bounds.tokens_per_day is not None and load.class_tokens_today >= bounds.tokens_per_day:
+        return _come_back(
+            FailureKind.RATE_LIMITED,
+            f"Requests of the class {work_class} have used {load.class_tokens_today} tokens today, of "
+            f"{bounds.tokens_per_day} (tokens_per_day_{work_class}). Come back after midnight UTC, or ask for another "
+            "class.",
+            load.day_left_seconds,
+        )
+    if limits.max_queued is not None and work_class != "warm":
         if limits.max_running is not None:
             is_full = load.key_open >= limits.max_running + limits.max_queued
             bound = f"max_running {limits.max_running} and max_queued {limits.max_queued}"
@@ -85,28 +117,15 @@ def refusal(
                 f"Send this again in about {math.ceil(load.key_next_seconds)} s, or fewer at a time.",
                 load.key_next_seconds,
             )
-    class_limit = class_limits.of(latency_class)
-    if load.class_queued >= class_limit:
+    if load.class_queued >= bounds.max_queued:
         return _come_back(
             FailureKind.OVERLOADED,
-            f"{load.class_queued} requests of the class {latency_class} wait here, which is the limit "
-            f"(max_queued_{latency_class} {class_limit}). "
+            f"{load.class_queued} requests of the class {work_class} wait here, which is the limit "
+            f"(max_queued_{work_class} {bounds.max_queued}). "
             f"Send this again in about {math.ceil(load.class_next_seconds)} s.",
             load.class_next_seconds,
         )
     return None
-
-
-def day_refusal(load: Load, *, key_name: str, limits: KeyLimits) -> Failure | None:
-    """Why this key may not use any more tokens today. None: it may."""
-    if limits.tokens_per_day is None or load.key_tokens_today < limits.tokens_per_day:
-        return None
-    return _come_back(
-        FailureKind.RATE_LIMITED,
-        f"The key {key_name} has used {load.key_tokens_today} tokens today, of {limits.tokens_per_day} "
-        "(tokens_per_day). Come back after midnight UTC, or ask the owner of the server for more.",
-        load.day_left_seconds,
-    )
 
 
 def model_refusal(model: str, *, ahead: int, max_queued: int, rows: int, next_seconds: float) -> Failure | None:
@@ -169,33 +188,47 @@ class RecentEnds:
         return min(max(seconds, 1.0), _LONGEST_SECONDS)
 
 
-class DayTokens:
-    """How many tokens each key used today. `changes` grows with every charge."""
+class DayBook(Struct, frozen=True, kw_only=True):
+    """A day, as its number since 1970, and its tokens: all of them by key, and all of them by class."""
 
-    def __init__(self, *, day: int = 0, tokens: dict[str, int] | None = None) -> None:
-        self._day = day
-        self._tokens = dict(tokens or {})
+    day: int = 0
+    tokens: Mapping[str, int] = {}
+    class_tokens: Mapping[str, int] = {}
+
+
+class DayTokens:
+    """How many tokens each key and each class used today. `changes` grows with every charge."""
+
+    def __init__(self, book: DayBook | None = None) -> None:
+        book = book or DayBook()
+        self._day = book.day
+        self._tokens = dict(book.tokens)
+        self._class_tokens = dict(book.class_tokens)
         self.changes = 0
 
-    def charge(self, key_name: str, tokens: int, *, unix_now: float) -> None:
+    def charge(self, key_name: str, work_class: WorkClass, tokens: int, *, unix_now: float) -> None:
         self._turn(unix_now)
         if tokens > 0:
             self._tokens[key_name] = self._tokens.get(key_name, 0) + tokens
+            self._class_tokens[work_class] = self._class_tokens.get(work_class, 0) + tokens
             self.changes += 1
 
     def used(self, key_name: str, *, unix_now: float) -> int:
         self._turn(unix_now)
         return self._tokens.get(key_name, 0)
 
-    def snapshot(self) -> tuple[int, dict[str, int]]:
-        """The day, as its number since 1970, and its tokens by key."""
-        return self._day, dict(self._tokens)
+    def used_by_class(self, work_class: WorkClass, *, unix_now: float) -> int:
+        self._turn(unix_now)
+        return self._class_tokens.get(work_class, 0)
+
+    def book(self) -> DayBook:
+        return DayBook(day=self._day, tokens=dict(self._tokens), class_tokens=dict(self._class_tokens))
 
     def _turn(self, unix_now: float) -> None:
         """A new day begins at nothing. A clock that is set back does not give a day's tokens again."""
         day = day_of(unix_now)
         if day > self._day:
-            self._day, self._tokens = day, {}
+            self._day, self._tokens, self._class_tokens = day, {}, {}
 
 
 def day_of(unix_now: float) -> int:

@@ -163,7 +163,7 @@ class Answering:
             asked.caller,
             request_id=asked.request_id,
             model=accepted.model,
-            latency_class=accepted.latency_class,
+            work_class=accepted.work_class,
             dialect=dialect.name,
         )
 
@@ -174,8 +174,8 @@ class Answering:
     def headers(self, dialect: Dialect[Any], accepted: Accepted[Any], asked: Asked) -> tuple[Header, ...]:
         """What every answer to this request says in its headers. Ask after `enter`."""
         return (
-            (CLASS_HEADER, accepted.latency_class.value.encode()),
-            *self._desk.headers(asked.caller, accepted.latency_class, dialect.rate_headers),
+            (CLASS_HEADER, accepted.work_class.encode()),
+            *self._desk.headers(asked.caller, accepted.work_class, dialect.rate_headers),
             *_ignored_headers(accepted.ignored),
         )
 
@@ -190,7 +190,7 @@ class Answering:
                 case Failed(failure=failure):
                     return failure
                 case Finished() | Warmed():
-                    ends[choice] = event
+                    ends[choice] = _timed(event, place)
                 case Queued():
                     queued[choice] = event
                 case _:
@@ -410,6 +410,8 @@ async def _encoded(
                         rendering, rendering.failed(pointing_at(prompt_field, failure, constraint_field))
                     )
                     return
+                case Finished() | Warmed():
+                    yield rendering.encode(_timed(event, place), choice)
                 case Prefilling() if choice == 0:
                     yield rendering.progress(event, place.prefill_seconds)
                 case _:
@@ -417,6 +419,12 @@ async def _encoded(
         yield await settle(rendering, rendering.closing())
     except Exception as error:  # noqa: BLE001 - logged, and told to the client
         yield rendering.failed(unexpected_failure(error, request_id))
+
+
+def _timed(end: Finished | Warmed, place: Place) -> Finished | Warmed:
+    """With what it waited for in the gateway."""
+    tokens = end.usage.completion_tokens if isinstance(end, Finished) else 0
+    return replace(end, timings=place.timings(end.timings, tokens))
 
 
 async def _nothing_to_settle(rendering: Rendering, last: bytes) -> bytes:

@@ -5,7 +5,7 @@ import time
 from litestar import Litestar, Request
 from litestar.datastructures import State
 
-from gateway.admission import ClassLimits, DayTokens
+from gateway.admission import DayTokens
 from gateway.answering import Answering, Patience
 from gateway.anthropic.routes import anthropic_router
 from gateway.cache_doors import CacheAccess, CacheDoors
@@ -97,11 +97,7 @@ def create_routes(  # noqa: PLR0913  (the same parts)
     models = ProfiledModels(catalog, settings.profiles)
     generator = ProfiledGenerator(generator, models)
     desk = FrontDesk(
-        class_limits=ClassLimits(
-            interactive=settings.limits.max_queued_interactive,
-            standard=settings.limits.max_queued_standard,
-            batch=settings.limits.max_queued_batch,
-        ),
+        class_limits=settings.limits.of_classes,
         tokens=DayTokens() if tokens is None else tokens,
         status_source=status_source,
         clock=time.monotonic,

@@ -104,6 +104,12 @@ def is_metrics_path(path: str) -> bool:
     return [part for part in path.split("/") if part not in ("", ".")] == ["metrics"]
 
 
+def _shows_requests(knock: Knock) -> bool:
+    """The one route of callers that the operator may use as well, to see everybody's requests."""
+    parts = [part for part in knock.path.split("/") if part]
+    return knock.method in ("GET", "HEAD") and parts[:2] == ["v1", "requests"] and len(parts) <= 3
+
+
 def _is_liveness_probe(knock: Knock) -> bool:
     # Spelled exactly, undecoded as well: a forgiving exception to the key rule would be a hole in it.
     is_read = knock.method in ("GET", "HEAD")
@@ -141,12 +147,14 @@ def _identify(
 ) -> Admitted | Failure:
     presented = _presented_keys(knock)
     is_metrics = is_metrics_path(knock.path)
-    if is_metrics or is_admin_path(knock.path):
+    is_for_admins = is_metrics or is_admin_path(knock.path)
+    if is_for_admins or _shows_requests(knock):
         token = house.admin_token.encode()
         if any(hmac.compare_digest(key.encode("latin-1"), token) for key in presented):
             return Admitted(caller=Caller(key_name="admin", cache_scope=b""), role="admin")
-        if is_metrics and house.settings.metrics.access == "open" and knock.method in ("GET", "HEAD"):
-            return Admitted(caller=Caller(key_name=SCRAPER, cache_scope=b""), role="scraper")
+    if is_metrics and house.settings.metrics.access == "open" and knock.method in ("GET", "HEAD"):
+        return Admitted(caller=Caller(key_name=SCRAPER, cache_scope=b""), role="scraper")
+    if is_for_admins:
         return Failure(
             kind=FailureKind.UNAUTHENTICATED,
             message="This route needs the admin token of the running service. Use `mlxd status` on the server.",

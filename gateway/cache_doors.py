@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from gateway.cache_terms import (
     AdminCache,
     BudgetRequest,
@@ -17,6 +19,7 @@ from gateway.cache_terms import (
     pins_of_owner,
 )
 from gateway.cachestore_child import CachestoreSilent
+from gateway.front_desk import Place
 from gateway.keys import KeyRecord
 from gateway.ports import CacheControl, CacheQuestion, Generator, ModelLookup
 from gateway.request_recorder import RequestRecorder
@@ -208,11 +211,13 @@ class CacheDoors:
             holds="now" if told == "told" else "from_next_load",
         )
 
-    async def warm(self, model: ModelName, warm: Warm, pin: PinRequest | None) -> CacheWarm | Failure:
-        """Run it, or share the run of an equal one. Leave by cancelling."""
-        end = await self.flights.run(model, warm)
+    async def warm(self, model: ModelName, warm: Warm, pin: PinRequest | None, place: Place) -> CacheWarm | Failure:
+        """Run it, or share the run of an equal one. Leave by cancelling, and leave the place."""
+        await place.turn()
+        end = await self.flights.run(model, warm, place.watch_shared(warm.request_id))
         if isinstance(end, Failed):
             return end.failure
+        end = replace(end, timings=place.timings(end.timings, 0))
         if pin is not None:
             # A pin's name is unique within its owner: on disk it was replaced, in other models' memory it is here.
             for other in (await self.control.fresh_status()).models:

@@ -38,6 +38,7 @@ from gateway.error_answers import openai_error
 from gateway.front_desk import FrontDesk
 from gateway.http_errors import OPENAI_EXCEPTION_HANDLERS, failure_response
 from gateway.json_body import ClientGone, not_plain_json, read_json_body
+from gateway.latency_class import CLASS_HEADER
 from gateway.openai.decode import decode
 from gateway.openai.translate import chat_to_generate, completion_to_generate
 from gateway.operations import requires_admin
@@ -55,7 +56,8 @@ _SMALL_BODY_BYTES = 64 * 1024
 def cache_router(doors: CacheDoors, desk: FrontDesk, *, max_body_bytes: int) -> Router:
     """The callers' routes. The gate before them has put `request_id` and `caller` into the scope's state.
 
-    A warm costs its key as many of the day's tokens as its prompt has.
+    A warm takes a place in the book as a request of the class `warm`, and costs its key as many of the day's tokens as
+    its prompt has.
     """
 
     @post("/cache/warm", status_code=200)
@@ -181,24 +183,30 @@ async def _answer_warm(
     if isinstance(body, ClientGone):
         return
     caller: Caller = scope["state"]["caller"]
-    accepted = body if isinstance(body, Failure) else desk.day_refusal(caller) or _accept_warm(doors, body, scope)
+    accepted = body if isinstance(body, Failure) else _accept_warm(doors, body, scope)
     if isinstance(accepted, Failure):
         await send_error(send, openai_error(accepted))
         return
     prompt_field, model, warm, pin = accepted
+    place = desk.enter(caller, request_id=warm.request_id, model=model, work_class="warm", dialect="warm")
+    headers = ((CLASS_HEADER, b"warm"), *desk.headers(caller, "warm"))
+    if isinstance(place, Failure):
+        await send_error(send, openai_error(place), headers)
+        return
     disconnected = asyncio.create_task(sse.until_disconnected(receive))
     try:
-        answer = await unless_disconnected(doors.warm(model, warm, pin), disconnected)
+        answer = await unless_disconnected(doors.warm(model, warm, pin, place), disconnected)
     finally:
         disconnected.cancel()
+        place.leave()
+        scope["state"].get("log_fields", {}).update(place.log_fields())
     match answer:
         case None:
             return
         case Failure():
-            await send_error(send, openai_error(pointing_at(prompt_field, answer)))
+            await send_error(send, openai_error(pointing_at(prompt_field, answer)), headers)
         case CacheWarm():
-            desk.charge(caller, answer.prompt_tokens)
-            headers = [(b"content-type", b"application/json")]
+            headers = [(b"content-type", b"application/json"), *headers]
             await send_answer(send, 200, headers, msgspec.json.encode(answer))
         case _:
             assert_never(answer)

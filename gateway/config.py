@@ -17,6 +17,7 @@ from typing import Annotated, Literal, cast, get_args
 import msgspec
 from msgspec import Meta, Struct
 
+from gateway.admission import ClassBounds, ClassLimits
 from gateway.profiles import Profile, name_problem
 from protocol.addresses import SocketPathTooLong, cachestore_socket, gateway_socket
 from protocol.launch import PersistPolicy
@@ -110,13 +111,48 @@ class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     "max_body_bytes": "max_body",
 }):  # fmt: skip
     """Bounds on what clients may ask. `max_queued_requests` counts, per model, those that do not run yet; the others
-    count, per class, those that wait for any model."""
+    count, per class and for any model: those that wait, those that are given to a model at once, and the tokens of a
+    day. `warm` is what only fills the cache."""
 
     max_body_bytes: int = 32 * 1024**2
     max_queued_requests: Positive = 64
     max_queued_interactive: Positive = 128
     max_queued_standard: Positive = 128
     max_queued_batch: Positive = 128
+    max_queued_warm: Positive = 128
+    max_running_interactive: Positive | None = None
+    max_running_standard: Positive | None = None
+    max_running_batch: Positive | None = None
+    max_running_warm: Positive | None = None
+    tokens_per_day_interactive: Positive | None = None
+    tokens_per_day_standard: Positive | None = None
+    tokens_per_day_batch: Positive | None = None
+    tokens_per_day_warm: Positive | None = None
+
+    @property
+    def of_classes(self) -> ClassLimits:
+        return ClassLimits(
+            interactive=ClassBounds(
+                max_running=self.max_running_interactive,
+                max_queued=self.max_queued_interactive,
+                tokens_per_day=self.tokens_per_day_interactive,
+            ),
+            standard=ClassBounds(
+                max_running=self.max_running_standard,
+                max_queued=self.max_queued_standard,
+                tokens_per_day=self.tokens_per_day_standard,
+            ),
+            batch=ClassBounds(
+                max_running=self.max_running_batch,
+                max_queued=self.max_queued_batch,
+                tokens_per_day=self.tokens_per_day_batch,
+            ),
+            warm=ClassBounds(
+                max_running=self.max_running_warm,
+                max_queued=self.max_queued_warm,
+                tokens_per_day=self.tokens_per_day_warm,
+            ),
+        )
 
 
 class WaitingSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

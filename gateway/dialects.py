@@ -14,6 +14,7 @@ from gateway.answer_parts import Collected
 from gateway.caller import Caller
 from gateway.error_answers import ErrorAnswer
 from gateway.in_flight import RequestView
+from gateway.latency_class import WorkClass, work_class
 from gateway.request_tallies import Dialect as DialectName
 from protocol.failures import Failure, FailureKind
 from protocol.generation import Generate, Prefilling, RequestEvent, Warm
@@ -58,6 +59,11 @@ class Accepted(Struct, Generic[Body], frozen=True, kw_only=True):
     constraint_field: str = CONSTRAINT_FIELD
     ignored: tuple[str, ...] = ()
     latency_class: LatencyClass = LatencyClass.STANDARD
+
+    @property
+    def work_class(self) -> WorkClass:
+        """By which class it is counted: what only fills the cache is a class of its own."""
+        return "warm" if all(isinstance(command, Warm) for command in self.work) else work_class(self.latency_class)
 
 
 class Rendering(Protocol):

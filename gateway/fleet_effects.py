@@ -31,7 +31,7 @@ from gateway.fleet_terms import (
     WorkerSeen,
     WorkerStuck,
 )
-from gateway.in_flight import HELD_BY_RESTART
+from gateway.in_flight_request import HELD_BY_RESTART
 from gateway.open_requests import OpenRequest
 from gateway.worker_socket import WorkerSocket
 from protocol.generation import Waiting
@@ -93,6 +93,7 @@ class FleetEffects:
             self._open.send(request, incarnation)
             try:
                 await self._socket.send(incarnation, request.work)
+                request.reply.hand_over()
             except PeerGone:
                 # It never got this one, so the request waits for the next process.
                 self._open.wait(request)

@@ -7,6 +7,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Literal
 
+from msgspec.structs import replace
+
 from gateway.admission import (
     ClassLimits,
     DayTokens,
@@ -14,19 +16,22 @@ from gateway.admission import (
     Load,
     RecentEnds,
     day_left_seconds,
-    day_refusal,
     rate_headers,
     refusal,
 )
+from gateway.answer_timings import AnswerTimings, answer_timings
 from gateway.caller import Caller
-from gateway.in_flight import InFlight, InFlightRequest, RequestView, log_fields
+from gateway.handed_over import HandedOver
+from gateway.in_flight import InFlight, RequestView
+from gateway.in_flight_log import log_fields, queue_parts
+from gateway.in_flight_request import InFlightRequest, advance
+from gateway.latency_class import WorkClass
 from gateway.replies import Reply
-from gateway.request_tallies import Dialect, RequestTallies, count_tokens
+from gateway.request_tallies import Dialect, RequestTallies
 from gateway.status import StatusSource
 from protocol.failures import Failure
-from protocol.generation import Finished, Loading, RequestEvent
+from protocol.generation import Loading, RequestEvent, Timings
 from protocol.ids import ModelName, RequestId
-from protocol.latency import LatencyClass
 
 RateWords = Callable[[Load, KeyLimits], tuple[tuple[bytes, bytes], ...]]
 
@@ -52,7 +57,7 @@ class FrontDesk:
         self._status_source = status_source
         self._clock = clock
         self._unix_clock = unix_clock
-        self._book = InFlight()
+        self._book = InFlight(class_limits)
         self._key_ends = RecentEnds()
         self._class_ends = RecentEnds()
         self._turns: dict[RequestId, asyncio.Event] = {}
@@ -63,15 +68,15 @@ class FrontDesk:
         *,
         request_id: RequestId,
         model: ModelName,
-        latency_class: LatencyClass,
+        work_class: WorkClass,
         dialect: Dialect = "chat",
     ) -> "Place | Failure":
         """Decide whether it may come in. Whoever gets a place must leave it, whatever happens."""
         refused = refusal(
-            self._load(caller, latency_class),
+            self._load(caller, work_class),
             key_name=caller.key_name,
             limits=caller.limits,
-            latency_class=latency_class,
+            work_class=work_class,
             class_limits=self._class_limits,
         )
         if refused is not None:
@@ -82,34 +87,21 @@ class FrontDesk:
             key_name=caller.key_name,
             limits=caller.limits,
             model=model,
-            latency_class=latency_class,
+            work_class=work_class,
             arrived=self._clock(),
             dialect=dialect,
-            tallies=self.tallies.of(model, latency_class),
+            tallies=self.tallies.of(model, work_class),
         )
         self._book.enter(request)
         self._turns[request_id] = asyncio.Event()
-        self._grant_turns(caller.key_name)
+        self._grant_turns()
         return Place(self, request)
 
-    def day_refusal(self, caller: Caller) -> Failure | None:
-        """For work that takes no place, such as a warm, and is nevertheless paid for with the day's tokens."""
-        load = self._load(caller, LatencyClass.BATCH)
-        return day_refusal(load, key_name=caller.key_name, limits=caller.limits)
-
-    def charge(self, caller: Caller, tokens: int) -> None:
-        """The same work is done."""
-        self.charge_key(caller.key_name, tokens)
-
-    def charge_key(self, key_name: str, tokens: int) -> None:
-        """The same, by the key's name."""
-        self._tokens.charge(key_name, tokens, unix_now=self._unix_clock())
-
     def headers(
-        self, caller: Caller, latency_class: LatencyClass, words: RateWords = rate_headers
+        self, caller: Caller, work_class: WorkClass, words: RateWords = rate_headers
     ) -> tuple[tuple[bytes, bytes], ...]:
         """What a limited key has left, in a dialect's own headers. Ask after `enter`."""
-        return words(self._load(caller, latency_class), caller.limits)
+        return words(self._load(caller, work_class), caller.limits)
 
     def views(self, *, key_name: str | None = None) -> tuple[RequestView, ...]:
         """What is open: all of it, or one key's."""
@@ -122,21 +114,25 @@ class FrontDesk:
         """Everybody's open requests, to be counted and not changed."""
         return self._book.everything()
 
-    def find(self, asked_id: str, *, key_name: str) -> RequestView | None:
-        """The open request with this id: the header's or the answer's. None for what is not this key's."""
+    def find(self, asked_id: str, *, key_name: str | None) -> RequestView | None:
+        """The open request with this id: the header's or the answer's. None for what is not this key's, if one is
+        named."""
         bare = asked_id
         for prefix in _ID_PREFIXES:
             bare = bare.removeprefix(prefix)
         request = self._book.find(RequestId(f"req_{bare}"))
-        return None if request is None or request.key_name != key_name else self.view(request)
+        return None if request is None or key_name not in (None, request.key_name) else self.view(request)
 
     # --- for Place -------------------------------------------------------------------------------------------------
 
     async def turn(self, request: InFlightRequest) -> None:
         await self._turns[request.request_id].wait()
 
-    def advance(self, event: RequestEvent) -> None:
-        self._book.advance(event, self._clock())
+    def follow(self, request: InFlightRequest, choice_id: RequestId, prompt: Literal["own", "shared"]) -> None:
+        self._book.follow(request, choice_id, prompt)
+
+    def advance(self, request: InFlightRequest, event: RequestEvent | HandedOver) -> None:
+        advance(request, event, self._clock())
 
     def view(self, request: InFlightRequest) -> RequestView:
         loading = self._loading().get(request.model) if request.phase == "waiting_for_model" else None
@@ -145,41 +141,50 @@ class FrontDesk:
     def prefill_seconds(self, request: InFlightRequest) -> float:
         return 0.0 if request.prefill_began is None else self._clock() - request.prefill_began
 
+    def timings(self, request: InFlightRequest, timings: Timings, completion_tokens: int) -> AnswerTimings:
+        return answer_timings(timings, queue_parts(request, self._clock()), completion_tokens)
+
+    def log_fields(self, request: InFlightRequest) -> dict[str, str | int | float]:
+        return log_fields(request, self._clock() if request.left is None else request.left)
+
     def leave(self, request: InFlightRequest) -> None:
-        if self._book.leave(request.request_id) is None:
-            return
         now = self._clock()
+        if self._book.leave(request, now) == "had left":
+            return
         del self._turns[request.request_id]
         request.tallies.whole.add(now - request.arrived)
         self.tallies.end(
             model=request.model,
-            latency_class=request.latency_class,
+            work_class=request.work_class,
             dialect=request.dialect,
             outcome=request.outcome,
         )
         self._key_ends.ended(request.key_name, seconds=now - request.arrived, now=now)
-        self._class_ends.ended(request.latency_class, seconds=now - request.arrived, now=now)
-        if request.finished is not None or request.counted_tokens is not None or request.is_running:
-            self._tokens.charge(request.key_name, request.tokens, unix_now=self._unix_clock())
-        self._grant_turns(request.key_name)
+        self._class_ends.ended(request.work_class, seconds=now - request.arrived, now=now)
+        if request.has_cost:
+            self._tokens.charge(request.key_name, request.work_class, request.tokens, unix_now=self._unix_clock())
+        self._grant_turns()
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _grant_turns(self, key_name: str) -> None:
-        for request_id in self._book.grant_turns(key_name):
+    def _grant_turns(self) -> None:
+        for request_id in self._book.grant_turns(self._clock()):
             self._turns[request_id].set()
 
-    def _load(self, caller: Caller, latency_class: LatencyClass) -> Load:
+    def _load(self, caller: Caller, work_class: WorkClass) -> Load:
         now, unix_now = self._clock(), self._unix_clock()
-        mine = self._book.of_key(caller.key_name)
+        mine, of_class = self._book.of_key(caller.key_name), self._book.of_class(work_class)
+        answers = [request for request in mine if request.work_class != "warm"]
         return Load(
-            key_open=len(mine),
-            key_queued=sum(not request.is_running for request in mine),
-            class_queued=self._book.queued_of_class(latency_class),
+            key_open=len(answers),
+            key_queued=sum(not request.is_running for request in answers),
+            class_queued=sum(not request.is_running for request in of_class),
             key_tokens_today=self._tokens.used(caller.key_name, unix_now=unix_now)
             + sum(request.tokens for request in mine),
+            class_tokens_today=self._tokens.used_by_class(work_class, unix_now=unix_now)
+            + sum(request.tokens for request in of_class),
             key_next_seconds=self._key_ends.next_of(caller.key_name, now),
-            class_next_seconds=self._class_ends.next_of(latency_class, now),
+            class_next_seconds=self._class_ends.next_of(work_class, now),
             day_left_seconds=day_left_seconds(unix_now),
             unix_now=unix_now,
         )
@@ -196,19 +201,30 @@ class Place:
         self._desk = desk
         self._request = request
         self._replies: list[Reply] = []
-        self._with_own_prompt: set[RequestId] = set()
 
     async def turn(self) -> None:
         """Return when the key's limits let it go on to its model."""
         await self._desk.turn(self._request)
 
     def follow(self, reply: Reply, prompt: Literal["own", "shared"] = "shared") -> None:
-        """It was handed to its model. Of several choices, each: their tokens are one bill, and so is a prompt's that
-        several share. `prompt` says whether this one's is the first choice's."""
+        """It is on its way to its model. Of several choices, each: their tokens are one bill. `prompt` says whether it
+        brings a prompt along, or shares that of the choice before it."""
         self._replies.append(reply)
-        if prompt == "own":
-            self._with_own_prompt.add(reply.request_id)
-        reply.watch(self._advance)
+        self._desk.follow(self._request, reply.request_id, prompt)
+        reply.watch(self.advance)
+
+    def advance(self, event: RequestEvent | HandedOver) -> None:
+        """Something was said of it."""
+        self._desk.advance(self._request, event)
+
+    def watch_shared(self, choice_id: RequestId) -> Callable[[RequestEvent | HandedOver], None]:
+        """What is to be told of a run that it shares with others, which is theirs to cancel."""
+        self._desk.follow(self._request, choice_id, "own")
+        return lambda event: self.advance(replace(event, request_id=self._request.request_id))
+
+    def timings(self, timings: Timings, completion_tokens: int) -> AnswerTimings:
+        """A worker's timings with those of the gateway."""
+        return self._desk.timings(self._request, timings, completion_tokens)
 
     @property
     def view(self) -> RequestView:
@@ -222,19 +238,10 @@ class Place:
 
     def log_fields(self) -> dict[str, str | int | float]:
         """What the log may say of it."""
-        return log_fields(self._request)
+        return self._desk.log_fields(self._request)
 
     def leave(self) -> None:
         """Its last byte was sent, or nobody reads it any more. Idempotent."""
         for reply in self._replies:
             reply.cancel()
         self._desk.leave(self._request)
-
-    def _advance(self, event: RequestEvent) -> None:
-        if event.request_id == self._request.request_id:
-            self._desk.advance(event)
-        elif isinstance(event, Finished):
-            is_own = event.request_id in self._with_own_prompt
-            count_tokens(self._request.tallies, event, "own" if is_own else "shared")
-            prompt_tokens = event.usage.prompt_tokens if is_own else 0
-            self._desk.charge_key(self._request.key_name, prompt_tokens + event.usage.completion_tokens)

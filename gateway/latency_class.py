@@ -13,6 +13,15 @@ SUBAGENT_HEADER = b"x-claude-code-agent-id"
 ServiceTier = Literal["priority", "default", "flex"]
 """OpenAI's words for what was granted."""
 
+WorkClass = Literal["interactive", "standard", "batch", "warm"]
+"""The latency classes and, behind them, what only fills the cache: the books and the bounds know it as a class."""
+
+_WORK_CLASSES: dict[LatencyClass, WorkClass] = {
+    LatencyClass.INTERACTIVE: "interactive",
+    LatencyClass.STANDARD: "standard",
+    LatencyClass.BATCH: "batch",
+}
+
 _OF_TIER = {"priority": LatencyClass.INTERACTIVE, "fast": LatencyClass.INTERACTIVE, "flex": LatencyClass.BATCH}
 
 
@@ -53,6 +62,11 @@ def granted_class(asked: ClassAsked, rights: ClassRights) -> LatencyClass:
     works in the background gets the key's default, and at most `standard`. Whatever it is, the key's ceiling holds.
     """
     return _lower(_wanted(asked, rights.default), rights.highest)
+
+
+def work_class(latency_class: LatencyClass) -> WorkClass:
+    """The class of work that generates something."""
+    return _WORK_CLASSES[latency_class]
 
 
 def service_tier_of(latency_class: LatencyClass) -> ServiceTier:

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from gateway.front_desk import FrontDesk
-from gateway.in_flight import InFlightRequest
+from gateway.in_flight_request import InFlightRequest
 from gateway.operations import mlxd_version
 from gateway.request_tallies import Histogram, Kind, KindTallies, RequestTallies
 from gateway.status import CachestoreStatus, ModelState, ModelStatus, StatusSource
@@ -45,7 +45,7 @@ def request_families(tallies: RequestTallies) -> Iterator[Metric]:
         "Requests that were admitted and have ended.",
         ("model", "dialect", "class", "outcome"),
         (
-            ((kind.model, dialect, kind.latency_class.value, outcome), count)
+            ((kind.model, dialect, kind.work_class, outcome), count)
             for (kind, dialect, outcome), count in tallies.ended.items()
         ),
     )
@@ -95,7 +95,7 @@ def request_families(tallies: RequestTallies) -> Iterator[Metric]:
 def open_families(tallies: RequestTallies, requests: Iterable[InFlightRequest]) -> Iterator[Metric]:
     """Of requests that are open now. A kind that was seen once is told of for ever: a gap is no zero."""
     counts = Counter(
-        (Kind(model=request.model, latency_class=request.latency_class), request.is_running) for request in requests
+        (Kind(model=request.model, work_class=request.work_class), request.is_running) for request in requests
     )
     for name, what, is_running in (
         ("requests_running", "Requests whose prompt is worked on or whose answer is drawn.", True),
@@ -173,7 +173,7 @@ _Samples = Iterable[tuple[tuple[str, ...], float]]
 
 
 def _labels(kind: Kind) -> tuple[str, str]:
-    return kind.model, kind.latency_class.value
+    return kind.model, kind.work_class
 
 
 def _of_kinds(name: str, what: str, kinds: Iterable[tuple[Kind, KindTallies]], field: str) -> Metric:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from gateway.handed_over import HandedOver
 from protocol.generation import CallArguments, Delta, LastEvent, Prefilling, Queued, Reasoning, RequestEvent, Waiting
 from protocol.ids import RequestId
 
@@ -25,14 +26,14 @@ class Reply:
         self._arrived = asyncio.Event()
         self._complete = False
         self._accepted = False
-        self._watch: Callable[[RequestEvent], None] | None = None
+        self._watch: Callable[[RequestEvent | HandedOver], None] | None = None
 
     @property
     def is_complete(self) -> bool:
         """Whether the last event was put (read or not)."""
         return self._complete
 
-    def watch(self, watch: Callable[[RequestEvent], None]) -> None:
+    def watch(self, watch: Callable[[RequestEvent | HandedOver], None]) -> None:
         """Tell `watch` of every event as it is put, those that were put already first. At most one can watch.
 
         So the state of a request is known even while its client reads nothing.
@@ -63,6 +64,11 @@ class Reply:
             self._events.append(event)
         self._complete = isinstance(event, LastEvent)
         self._arrived.set()
+
+    def hand_over(self) -> None:
+        """Its model's process gets the request now; not for the first time, if the one before has died."""
+        if self._watch is not None:
+            self._watch(HandedOver(request_id=self.request_id))
 
     def cancel(self) -> None:
         """The client is gone."""

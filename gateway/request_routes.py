@@ -15,17 +15,17 @@ Asking = Request[object, object, State]
 
 
 def request_router(desk: FrontDesk) -> Router:
-    """The callers' routes. Everybody sees their own requests only."""
+    """The callers' routes. Everybody sees their own requests only, the operator with the admin token all of them."""
 
     @get("/")
     async def list_requests(request: Asking) -> Response[bytes]:
         """The caller's own open requests."""
-        return _json(RequestViews(data=desk.views(key_name=_key_name(request))))
+        return _json(RequestViews(data=desk.views(key_name=_whose(request))))
 
     @get("/{asked_id:str}")
     async def show_request(request: Asking) -> Response[bytes]:
         """One of them, by the id in its header x-request-id or in its answer."""
-        return _found(desk.find(str(request.path_params["asked_id"]), key_name=_key_name(request)))
+        return _found(desk.find(str(request.path_params["asked_id"]), key_name=_whose(request)))
 
     return Router(
         "/v1/requests", route_handlers=[list_requests, show_request], exception_handlers=OPENAI_EXCEPTION_HANDLERS
@@ -48,7 +48,10 @@ def request_admin_router(desk: FrontDesk) -> Router:
     )
 
 
-def _key_name(request: Asking) -> str:
+def _whose(request: Asking) -> str | None:
+    """None: everybody's."""
+    if request.scope["state"].get("role") == "admin":
+        return None
     caller: Caller = request.scope["state"]["caller"]
     return caller.key_name
 

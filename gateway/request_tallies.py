@@ -10,12 +10,12 @@ from typing import Literal
 
 from msgspec import Struct
 
+from gateway.latency_class import WorkClass
 from protocol.failures import FailureKind
 from protocol.generation import CacheReport, Finished, Usage
 from protocol.ids import ModelName
-from protocol.latency import LatencyClass
 
-Dialect = Literal["chat", "completions", "messages", "responses", "embeddings", "rerank"]
+Dialect = Literal["chat", "completions", "messages", "responses", "embeddings", "rerank", "warm"]
 """The API that a request came by."""
 
 TOKEN_SECONDS = (
@@ -70,7 +70,7 @@ class Kind(Struct, frozen=True, kw_only=True):
     """What times and tokens are told apart by."""
 
     model: ModelName
-    latency_class: LatencyClass
+    work_class: WorkClass
 
 
 class KindTallies:
@@ -104,9 +104,9 @@ class RequestTallies:
         self.answered: Counter[tuple[str, str, str]] = Counter()
         """HTTP requests by method, route and status."""
 
-    def of(self, model: ModelName, latency_class: LatencyClass) -> KindTallies:
+    def of(self, model: ModelName, work_class: WorkClass) -> KindTallies:
         """Those of one kind, from nothing if need be."""
-        kind = Kind(model=model, latency_class=latency_class)
+        kind = Kind(model=model, work_class=work_class)
         tallies = self.kinds.get(kind)
         if tallies is None:
             tallies = self.kinds[kind] = KindTallies()
@@ -118,9 +118,9 @@ class RequestTallies:
     def answer(self, *, method: str, route: str, status: str) -> None:
         self.answered[method, route, status] += 1
 
-    def end(self, *, model: ModelName, latency_class: LatencyClass, dialect: Dialect, outcome: str) -> None:
+    def end(self, *, model: ModelName, work_class: WorkClass, dialect: Dialect, outcome: str) -> None:
         """An admitted request ended, whichever way."""
-        self.ended[Kind(model=model, latency_class=latency_class), dialect, outcome] += 1
+        self.ended[Kind(model=model, work_class=work_class), dialect, outcome] += 1
 
 
 def count_tokens(tallies: KindTallies, finished: Finished, prompt: Literal["own", "shared"] = "own") -> None:

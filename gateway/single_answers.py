@@ -17,7 +17,7 @@ from gateway.dialects import Header, names_header
 from gateway.error_answers import ErrorAnswer, openai_error
 from gateway.front_desk import FrontDesk, Place
 from gateway.json_body import ClientGone, read_json_body
-from gateway.latency_class import CLASS_HEADER, class_asked, granted_class
+from gateway.latency_class import CLASS_HEADER, class_asked, granted_class, work_class
 from gateway.ports import Generator, ModelLookup
 from gateway.replies import Reply
 from gateway.single_work import SingleRoute, SingleWork
@@ -116,7 +116,7 @@ class SingleAnswers:
             caller,
             request_id=work.request_id,
             model=asked.model,
-            latency_class=work.latency_class,
+            work_class=work_class(work.latency_class),
             dialect="embeddings" if isinstance(work, Embed) else "rerank",
         )
 
@@ -124,10 +124,10 @@ class SingleAnswers:
         ignored = ((IGNORED_HEADER, names_header(asked.ignored).encode()),) if asked.ignored else ()
         if not isinstance(asked.work, Embed | Rerank):
             return ignored
-        latency_class = asked.work.latency_class
+        class_ = work_class(asked.work.latency_class)
         return (
-            (CLASS_HEADER, latency_class.value.encode()),
-            *self._desk.headers(caller, latency_class),
+            (CLASS_HEADER, class_.encode()),
+            *self._desk.headers(caller, class_),
             *ignored,
         )
 
@@ -137,7 +137,7 @@ class SingleAnswers:
             await place.turn()
         reply: Reply = self._generator.submit(asked.model, asked.work)
         if place != "needs none":
-            place.follow(reply)
+            place.follow(reply, prompt="own")
         try:
             async for event in reply:
                 if isinstance(event, LastEvent):

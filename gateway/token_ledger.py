@@ -1,4 +1,4 @@
-"""The day's tokens of every key, kept in one private file so that a restart does not give them again.
+"""The day's tokens of every key and class, kept in one private file so that a restart does not give them again.
 
 Written at most every few seconds, and at a clean stop: what a crash loses is a few seconds of counting.
 """
@@ -8,21 +8,13 @@ from pathlib import Path
 
 import msgspec
 import structlog
-from msgspec import Struct
 
-from gateway.admission import DayTokens
+from gateway.admission import DayBook, DayTokens
 from gateway.private_files import FileNotPrivate, read_private, write_private
 
 _SAVE_SECONDS = 5.0
 
 _log = structlog.stdlib.get_logger("mlxd.tokens")
-
-
-class _Saved(Struct, frozen=True, kw_only=True):
-    """`day` counts from 1970, in UTC."""
-
-    day: int
-    tokens: dict[str, int]
 
 
 class TokenLedger:
@@ -44,9 +36,8 @@ class TokenLedger:
         changes = self.tokens.changes
         if changes == self._saved_changes:
             return
-        day, tokens = self.tokens.snapshot()
         try:
-            write_private(self._path, msgspec.json.encode(_Saved(day=day, tokens=tokens)))
+            write_private(self._path, msgspec.json.encode(self.tokens.book()))
         except OSError as why:
             _log.error(
                 "tokens_not_saved", reason=f"{why.strerror or why}; a restart would count today's from an older number"
@@ -58,10 +49,10 @@ class TokenLedger:
 def _load(path: Path) -> DayTokens:
     """What is damaged counts as nothing, and says so: nobody may be locked out by a broken counter."""
     try:
-        saved = msgspec.json.decode(read_private(path), type=_Saved)
+        book = msgspec.json.decode(read_private(path), type=DayBook)
     except FileNotFoundError:
         return DayTokens()
     except (OSError, FileNotPrivate, msgspec.DecodeError) as why:
         _log.warning("tokens_start_at_zero", path=str(path), reason=f"{why}; it is replaced at the next request")
         return DayTokens()
-    return DayTokens(day=saved.day, tokens=saved.tokens)
+    return DayTokens(book)

@@ -1,13 +1,17 @@
 """Warms on their way: equal ones share a run, which is cancelled when the last of them leaves."""
 
 import asyncio
+from collections.abc import Callable
 
 from gateway.cache_terms import warm_key
+from gateway.handed_over import HandedOver
 from gateway.ports import Generator
 from gateway.replies import Reply
 from protocol.failures import Failure, FailureKind
-from protocol.generation import Failed, Warm, Warmed
+from protocol.generation import Failed, RequestEvent, Warm, Warmed
 from protocol.ids import ModelName
+
+Watch = Callable[[RequestEvent | HandedOver], None]
 
 
 class WarmFlights:
@@ -17,18 +21,21 @@ class WarmFlights:
         self._generator = generator
         self._flights: dict[bytes, _Flight] = {}
 
-    async def run(self, model: ModelName, warm: Warm) -> Warmed | Failed:
-        """How the warm ends, or how the equal one ends that was on its way. Leave by cancelling."""
+    async def run(self, model: ModelName, warm: Warm, watch: Watch) -> Warmed | Failed:
+        """How the warm ends, or how the equal one ends that was on its way. Leave by cancelling. `watch` hears of all
+        that is said of it on the way."""
         key = warm_key(model, warm)
         flight = self._flights.get(key)
         if flight is None:
             flight = self._flights[key] = _Flight(self._generator.submit(model, warm))
             flight.ended.add_done_callback(lambda _: self._land(key, flight))
         flight.passengers += 1
+        flight.board(watch)
         try:
             return await asyncio.shield(flight.ended)
         finally:
             flight.passengers -= 1
+            flight.watchers.remove(watch)
             if not flight.passengers and not flight.ended.done():
                 flight.reply.cancel()
                 self._land(key, flight)  # who comes now must not join what is being cancelled
@@ -42,7 +49,21 @@ class _Flight:
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
         self.passengers = 0
+        self.watchers: list[Watch] = []
+        self._said: dict[type[RequestEvent | HandedOver], RequestEvent | HandedOver] = {}
         self.ended = asyncio.create_task(_end_of(reply))
+        reply.watch(self._say)
+
+    def board(self, watch: Watch) -> None:
+        """Who comes late hears the last of each kind first."""
+        for event in self._said.values():
+            watch(event)
+        self.watchers.append(watch)
+
+    def _say(self, event: RequestEvent | HandedOver) -> None:
+        self._said[type(event)] = event
+        for watch in self.watchers:
+            watch(event)
 
 
 async def _end_of(reply: Reply) -> Warmed | Failed:

@@ -385,7 +385,8 @@ class Usage(Struct, frozen=True, kw_only=True):
 
 class Timings(Struct, frozen=True, kw_only=True):
     """Where the time went, by the worker's monotonic clock. `held_seconds` of it were spent giving way, mostly to
-    `held_by` (see Waiting). `preemptions` counts how often it gave up its KV to others and went on later."""
+    `held_by` (see Waiting); `held` has the seconds for each of these reasons. `preemptions` counts how often it gave up
+    its KV to others and went on later."""
 
     queue_seconds: float
     prefill_seconds: float
@@ -393,6 +394,7 @@ class Timings(Struct, frozen=True, kw_only=True):
     prefill_slices: int
     held_seconds: float = 0.0
     held_by: str = ""
+    held: dict[str, float] = {}
     preemptions: int = 0
 
 
@@ -462,20 +464,26 @@ class Detokenized(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Embedded(Struct, frozen=True, kw_only=True, tag=True):
-    """The end of an `Embed`: `vectors` are float32, little-endian, `dimensions` for each input, one after another."""
+    """The end of an `Embed`: `vectors` are float32, little-endian, `dimensions` for each input, one after another.
+
+    All of its time is that of a prompt: `timings` have no decode, and a slice is a batch that had inputs of it.
+    """
 
     request_id: RequestId
     dimensions: int
     vectors: bytes
     prompt_tokens: int
+    timings: Timings | None = None
 
 
 class Reranked(Struct, frozen=True, kw_only=True, tag=True):
-    """The end of a `Rerank`: a score from 0 to 1 for each document, in the order in which they were asked."""
+    """The end of a `Rerank`: a score from 0 to 1 for each document, in the order in which they were asked. `timings` as
+    of `Embedded`."""
 
     request_id: RequestId
     scores: tuple[float, ...]
     prompt_tokens: int
+    timings: Timings | None = None
 
 
 class Failed(Struct, frozen=True, kw_only=True, tag=True):

@@ -234,6 +234,7 @@ def timings(sequence: Sequence, now: float) -> Timings:
         prefill_slices=sequence.slices,
         held_seconds=sequence.held_seconds,
         held_by=sequence.held_by,
+        held=dict(sequence.held),
         preemptions=sequence.preemptions,
     )
 

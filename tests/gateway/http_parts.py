@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import httpx
 
+from gateway.admission import DayTokens
 from gateway.app import create_app
 from gateway.cache_doors import CacheAccess
 from gateway.cachestore_child import CachestoreSilent
@@ -157,6 +158,7 @@ class House:
     caches: "ToldCaches"
     recorder: RequestRecorder
     models: "OrderedModels"
+    tokens: DayTokens
 
     def add_key(self, name: str, *, share_cache_with: str | None = None, cache_ttl_seconds: float | None = None) -> str:
         return add_key(
@@ -183,9 +185,10 @@ def build_house(home: Path, **document: object) -> House:
     recorder = RequestRecorder(keep_seconds=600.0, clock=time.monotonic, unix_clock=time.time)
     generator = AnsweringGenerator(recorder)
     models = OrderedModels()
+    keyring = Keyring(settings.keys_path)
     app = create_app(
         settings=settings,
-        keyring=Keyring(settings.keys_path),
+        keyring=keyring,
         catalog=CatalogSnapshot(Catalog([Path(directory) for directory in settings.models_directories])),
         generator=generator,
         status_source=status,
@@ -205,6 +208,7 @@ def build_house(home: Path, **document: object) -> House:
         caches=caches,
         recorder=recorder,
         models=models,
+        tokens=keyring.tokens,
     )
 
 

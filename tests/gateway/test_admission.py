@@ -1,6 +1,7 @@
 """Admission: which bound refuses, by what name, and when to come back."""
 
 import re
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,9 @@ from hypothesis import strategies as st
 
 from gateway.admission import (
     DAY_SECONDS,
+    ClassBounds,
     ClassLimits,
+    DayBook,
     DayTokens,
     KeyLimits,
     Load,
@@ -18,10 +21,9 @@ from gateway.admission import (
     refusal,
     reset_text,
 )
+from gateway.latency_class import WorkClass
 from protocol.failures import Failure, FailureKind
-from protocol.latency import LatencyClass
 
-STANDARD = LatencyClass.STANDARD
 SMALL = st.integers(0, 12)
 LIMITS = st.builds(
     KeyLimits,
@@ -29,16 +31,31 @@ LIMITS = st.builds(
     max_queued=st.none() | SMALL,
     tokens_per_day=st.none() | st.integers(1, 100),
 )
-LOADS = st.builds(Load, key_open=SMALL, key_queued=SMALL, class_queued=SMALL, key_tokens_today=st.integers(0, 200))
+LOADS = st.builds(
+    Load,
+    key_open=SMALL,
+    key_queued=SMALL,
+    class_queued=SMALL,
+    key_tokens_today=st.integers(0, 200),
+    class_tokens_today=st.integers(0, 200),
+)
+WORK_CLASSES: tuple[WorkClass, ...] = get_args(WorkClass)
 
 
-def refused(load: Load, limits: KeyLimits, latency_class: LatencyClass = STANDARD, most: int = 10) -> Failure | None:
+def refused(
+    load: Load,
+    limits: KeyLimits,
+    work_class: WorkClass = "standard",
+    most: int = 10,
+    class_tokens_per_day: int | None = None,
+) -> Failure | None:
+    bounds = ClassBounds(max_queued=most, tokens_per_day=class_tokens_per_day)
     return refusal(
         load,
         key_name="ada",
         limits=limits,
-        latency_class=latency_class,
-        class_limits=ClassLimits(interactive=most, standard=most, batch=most),
+        work_class=work_class,
+        class_limits=ClassLimits(interactive=bounds, standard=bounds, batch=bounds, warm=bounds),
     )
 
 
@@ -73,6 +90,26 @@ def test_the_refusal_names_the_limit(load: Load, limits: KeyLimits, named: str |
     assert re.search(r"again in about \d+ s|Come back after midnight", failure.message)
 
 
+def test_a_classs_day_is_spent_by_all_keys_together() -> None:
+    """Named by the setting, and over until midnight: another class may still be asked for."""
+    load = Load(class_tokens_today=100, day_left_seconds=7_000.0)
+    failure = refused(load, KeyLimits(), "batch", class_tokens_per_day=100)
+    assert failure is not None
+    assert "tokens_per_day_batch" in failure.message
+    assert (failure.kind, failure.retry_after_seconds) == (FailureKind.RATE_LIMITED, 7_000.0)
+    assert refused(Load(class_tokens_today=99), KeyLimits(), "batch", class_tokens_per_day=100) is None
+
+
+def test_a_warm_is_bound_by_its_class_and_by_the_day() -> None:
+    """A key that is busy may warm: what it warms is meant to hasten its answers. Its tokens are spent all the same."""
+    busy = Load(key_open=9, key_queued=9, key_tokens_today=5)
+    limits = KeyLimits(max_running=1, max_queued=1)
+    assert refused(busy, limits, "standard") is not None
+    assert refused(busy, limits, "warm") is None
+    assert refused(busy, KeyLimits(tokens_per_day=5), "warm") is not None
+    assert refused(Load(class_queued=10), limits, "warm") is not None
+
+
 def test_a_full_day_comes_back_tomorrow() -> None:
     """Its time is the day's end, not the queue's."""
     failure = refused(Load(key_tokens_today=5, day_left_seconds=7_000.0), KeyLimits(tokens_per_day=5))
@@ -80,19 +117,20 @@ def test_a_full_day_comes_back_tomorrow() -> None:
     assert failure.retry_after_seconds == 7_000.0
 
 
-@given(LOADS, LIMITS, st.sampled_from(LatencyClass))
-def test_less_load_is_never_refused_more(load: Load, limits: KeyLimits, latency_class: LatencyClass) -> None:
+@given(LOADS, LIMITS, st.sampled_from(WORK_CLASSES), st.none() | st.integers(1, 100))
+def test_less_load_is_never_refused_more(load: Load, limits: KeyLimits, work_class: WorkClass, day: int | None) -> None:
     """Who is refused now is refused with more load, too; and nobody without load or limits is."""
     more = Load(
         key_open=load.key_open + 1,
         key_queued=load.key_queued + 1,
         class_queued=load.class_queued + 1,
         key_tokens_today=load.key_tokens_today + 1,
+        class_tokens_today=load.class_tokens_today + 1,
     )
-    if refused(load, limits, latency_class) is not None:
-        assert refused(more, limits, latency_class) is not None
+    if refused(load, limits, work_class, class_tokens_per_day=day) is not None:
+        assert refused(more, limits, work_class, class_tokens_per_day=day) is not None
     can_hold = limits.max_queued != 0 or limits.max_running is not None
-    assert not can_hold or refused(Load(), limits, latency_class) is None
+    assert not can_hold or refused(Load(), limits, work_class, class_tokens_per_day=day) is None
 
 
 @given(LOADS, LIMITS)
@@ -147,12 +185,14 @@ def test_a_full_model_names_its_limit_and_its_measured_time(ahead: int, rows: in
 
 
 def test_a_days_tokens_end_with_the_day() -> None:
-    """Charges add up by key until midnight UTC; a clock that is set back gives nothing back."""
+    """Charges add up by key and by class until midnight UTC; a clock that is set back gives nothing back."""
     tokens = DayTokens()
-    tokens.charge("ada", 30, unix_now=DAY_SECONDS * 3 + 10.0)
-    tokens.charge("ada", 12, unix_now=DAY_SECONDS * 4 - 1.0)
-    tokens.charge("bob", 1, unix_now=DAY_SECONDS * 4 - 1.0)
+    tokens.charge("ada", "batch", 30, unix_now=DAY_SECONDS * 3 + 10.0)
+    tokens.charge("ada", "standard", 12, unix_now=DAY_SECONDS * 4 - 1.0)
+    tokens.charge("bob", "batch", 1, unix_now=DAY_SECONDS * 4 - 1.0)
     assert tokens.used("ada", unix_now=DAY_SECONDS * 3 + 11.0) == 42
     assert tokens.used("ada", unix_now=DAY_SECONDS * 2) == 42
+    assert tokens.used_by_class("batch", unix_now=DAY_SECONDS * 2) == 31
     assert tokens.used("ada", unix_now=DAY_SECONDS * 4) == 0
-    assert tokens.snapshot() == (4, {})
+    assert tokens.used_by_class("batch", unix_now=DAY_SECONDS * 4) == 0
+    assert tokens.book() == DayBook(day=4)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission import ClassLimits, KeyLimits
+from gateway.admission import ClassBounds, ClassLimits, KeyLimits
 from gateway.anthropic.instants import rfc3339
 from gateway.anthropic.models import ModelInfo, ModelPage, model_info, model_page
 from gateway.anthropic_errors import anthropic_error
@@ -204,7 +204,7 @@ async def test_every_failure_of_a_worker_is_told(kind: FailureKind) -> None:
 
 async def test_a_full_server_and_a_full_key_are_told_apart() -> None:
     """529 when the server is full, 429 when it is the key's own limit; both say when to come back."""
-    full = make_desk(class_limits=ClassLimits(standard=0))
+    full = make_desk(class_limits=ClassLimits(standard=ClassBounds(max_queued=0)))
     answer = await call(anthropic_app(ScriptedGenerator(says("a")), desk=full), MESSAGES, body())
     assert error_of(answer)[:2] == (529, "overloaded_error")
     assert int(answer.headers["retry-after"]) >= 1

@@ -158,6 +158,8 @@ def test_the_example_lists_every_default(monkeypatch: pytest.MonkeyPatch):
     assert document["worker"].pop("context_tokens")
     assert document["worker"].pop("live_kv")
     assert document["memory"].pop("limit")
+    assert document["limits"].pop("max_running_batch")
+    assert document["limits"].pop("tokens_per_day_batch")
     assert decided(document) == decided({}) == decided(tomllib.loads(text))
 
 

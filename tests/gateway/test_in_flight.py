@@ -5,10 +5,17 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission import KeyLimits
-from gateway.in_flight import HELD_BY_KEY, HELD_BY_RESTART, InFlight, InFlightRequest, log_fields
+from gateway.admission import ClassBounds, ClassLimits, KeyLimits
+from gateway.answer_timings import HELD_BY_CLASS, HELD_BY_KEY
+from gateway.handed_over import HandedOver
+from gateway.in_flight import InFlight
+from gateway.in_flight_log import log_fields, timings_of
+from gateway.in_flight_request import HELD_BY_RESTART, InFlightRequest, advance
+from gateway.latency_class import WorkClass
+from protocol.failures import Failure, FailureKind
 from protocol.generation import (
     Delta,
+    Failed,
     Finished,
     FinishReason,
     Loading,
@@ -20,7 +27,6 @@ from protocol.generation import (
     Waiting,
 )
 from protocol.ids import ModelName, RequestId
-from protocol.latency import LatencyClass
 
 TIMINGS = Timings(
     queue_seconds=0.5,
@@ -28,18 +34,21 @@ TIMINGS = Timings(
     decode_seconds=4.0,
     prefill_slices=3,
     preemptions=1,
-    held_seconds=1.5,
+    held_seconds=1.75,
     held_by="other_model",
+    held={"other_model": 1.5, "rows": 0.25},
 )
 
 
-def request(number: int = 1, *, key: str = "ada", limits: KeyLimits | None = None) -> InFlightRequest:
+def request(
+    number: int = 1, *, key: str = "ada", limits: KeyLimits | None = None, work_class: WorkClass = "standard"
+) -> InFlightRequest:
     return InFlightRequest(
         request_id=RequestId(f"req_{number}"),
         key_name=key,
         limits=limits or KeyLimits(),
         model=ModelName("m"),
-        latency_class=LatencyClass.STANDARD,
+        work_class=work_class,
         arrived=float(number),
     )
 
@@ -60,16 +69,17 @@ FINISHED = Finished(
 def after(*events: RequestEvent) -> tuple[InFlight, InFlightRequest]:
     book, entry = InFlight(), request()
     book.enter(entry)
-    book.grant_turns("ada")
+    book.grant_turns(1.0)
+    book.follow(entry, ID, "own")
     for event in events:
-        book.advance(event, 10.0)
+        advance(entry, event, 10.0)
     return book, entry
 
 
 def test_whose_process_is_replaced_waits_for_the_model_again() -> None:
     """Its progress is forgotten, it runs no more, and the next process takes it through the same phases."""
     book, entry = after(QUEUED, PREFILLING)
-    book.advance(Waiting(request_id=ID, ahead=0, held_by=HELD_BY_RESTART), 11.0)
+    advance(entry, Waiting(request_id=ID, ahead=0, held_by=HELD_BY_RESTART), 11.0)
     view = book.view(entry, loading=Loading(done_bytes=1, total_bytes=2), now=12.0)
     assert (view.phase, view.held_by, view.loading_percent, view.progress) == (
         "waiting_for_model",
@@ -78,7 +88,7 @@ def test_whose_process_is_replaced_waits_for_the_model_again() -> None:
         None,
     )
     assert not entry.is_running
-    book.advance(QUEUED, 13.0)
+    advance(entry, QUEUED, 13.0)
     view = book.view(entry, loading=None, now=13.0)
     assert (view.phase, view.held_by, view.eta_seconds) == ("queued", "", None)
 
@@ -89,21 +99,21 @@ def test_the_phases_of_a_life() -> None:
     loading = Loading(done_bytes=40, total_bytes=100)
     view = book.view(entry, loading=loading, now=3.5)
     assert (view.phase, view.seconds, view.ahead, view.loading_percent) == ("waiting_for_model", 2.5, 0, 40)
-    book.advance(QUEUED, 4.0)
+    advance(entry, QUEUED, 4.0)
     view = book.view(entry, loading=loading, now=5.0)
     assert (view.phase, view.prompt_tokens, view.ahead, view.loading_percent) == ("queued", 100, None, None)
-    book.advance(WAITING, 5.0)
+    advance(entry, WAITING, 5.0)
     view = book.view(entry, loading=None, now=5.0)
     assert (view.phase, view.ahead, view.eta_seconds, view.held_by) == ("queued", 2, 14.0, "rows")
-    book.advance(PREFILLING, 6.0)
+    advance(entry, PREFILLING, 6.0)
     view = book.view(entry, loading=None, now=6.0)
     assert view.progress is not None
     assert (view.phase, view.ahead, view.eta_seconds, view.held_by) == ("prefilling", None, 3.0, "")
     assert (view.progress.done_tokens, view.progress.total_tokens, view.progress.cached_tokens) == (60, 100, 20)
-    book.advance(DELTA, 7.0)
+    advance(entry, DELTA, 7.0)
     view = book.view(entry, loading=None, now=7.0)
     assert (view.phase, view.eta_seconds, view.progress, view.completion_tokens) == ("decoding", None, None, 2)
-    book.advance(Waiting(request_id=ID, ahead=0, held_by="higher_class"), 8.0)
+    advance(entry, Waiting(request_id=ID, ahead=0, held_by="higher_class"), 8.0)
     assert book.view(entry, loading=None, now=8.0).held_by == "higher_class"
     assert entry.phase == "decoding"
 
@@ -117,48 +127,135 @@ def test_tokens_are_the_bill_once_there_is_one() -> None:
 
 
 def test_the_log_has_the_times_and_no_text() -> None:
-    """Of a finished one: queue, prefill, slices, holds, decode, tokens a second. Of another: how far it came."""
-    fields = log_fields(after(QUEUED, DELTA, FINISHED)[1])
-    assert fields == {
+    """Of a finished one: each wait by whom it was for, prefill, slices, holds by reason, decode, tokens a second."""
+    _, entry = after(QUEUED, DELTA, FINISHED)
+    assert log_fields(entry, 20.0) == {
         "class": "standard",
+        "ended": "finished",
         "phase": "finished",
         "prompt_tokens": 100,
         "cached_tokens": 20,
         "completion_tokens": 8,
-        "queue_seconds": 0.5,
+        "queue_seconds": 9.5,
+        "queue_key_limit_seconds": 0.0,
+        "queue_class_limit_seconds": 0.0,
+        "queue_model_seconds": 9.0,
+        "queue_worker_seconds": 0.5,
         "prefill_seconds": 2.0,
         "prefill_slices": 3,
-        "held_seconds": 1.5,
+        "held_seconds": 1.75,
         "held_by": "other_model",
+        "held_other_model_seconds": 1.5,
+        "held_rows_seconds": 0.25,
         "preemptions": 1,
         "decode_seconds": 4.0,
         "tokens_per_second": 2.0,
     }
-    assert log_fields(after(QUEUED, DELTA)[1]) == {
-        "class": "standard",
-        "phase": "decoding",
-        "prompt_tokens": 100,
-        "completion_tokens": 2,
-    }
+
+
+def test_what_waits_for_its_key_and_its_model_says_how_long_for_each() -> None:
+    """The queue is all of the wait, and its parts are named: the key's limit, the model's load, the worker's own."""
+    book = InFlight()
+    first, second = (request(number, limits=KeyLimits(max_running=1)) for number in (1, 2))
+    for entry in (first, second):
+        book.enter(entry)
+    book.grant_turns(2.0)
+    book.leave(first, 7.0)
+    assert book.grant_turns(7.0) == ("req_2",)
+    book.follow(second, second.request_id, "own")
+    advance(second, HandedOver(request_id=second.request_id), 10.0)
+    advance(second, Queued(request_id=second.request_id, prompt_tokens=9), 10.5)
+    usage = Usage(prompt_tokens=9, completion_tokens=8, cached_tokens=0)
+    finished = Finished(request_id=second.request_id, reason=FinishReason.STOP, usage=usage, timings=TIMINGS)
+    advance(second, finished, 20.0)
+    timings = timings_of(second, 20.0)
+    assert (timings.queue.key_limit_seconds, timings.queue.model_seconds) == (5.0, 3.0)
+    assert (timings.queue.worker_seconds, timings.queue_seconds) == (0.5, 8.5)
+    assert timings.held == {HELD_BY_KEY: 5.0, "other_model": 1.5, "rows": 0.25}
+    assert (timings.held_by, timings.held_seconds) == (HELD_BY_KEY, 6.75)
+
+
+def test_what_did_not_end_well_says_how_far_it_came() -> None:
+    """By the gateway's clock: queue, holds, prefill by slices, decode. And whether it failed, of what, or was left."""
+    book, entry = after()
+    advance(entry, HandedOver(request_id=ID), 3.0)
+    advance(entry, QUEUED, 3.5)
+    advance(entry, WAITING, 4.0)
+    advance(entry, Prefilling(request_id=ID, done_tokens=20, total_tokens=100, cached_tokens=20), 6.0)
+    advance(entry, PREFILLING, 7.0)
+    advance(entry, DELTA, 9.0)
+    book.leave(entry, 13.0)
+    fields = log_fields(entry, 13.0)
+    assert (fields["ended"], fields["phase"], fields["completion_tokens"]) == ("cancelled", "decoding", 2)
+    assert (fields["queue_model_seconds"], fields["queue_worker_seconds"], fields["queue_seconds"]) == (2.0, 3.0, 5.0)
+    assert (fields["prefill_seconds"], fields["prefill_slices"], fields["decode_seconds"]) == (3.0, 1, 4.0)
+    assert (fields["held_rows_seconds"], fields["held_by"], fields["tokens_per_second"]) == (2.0, "rows", 0.5)
+    _, entry = after(QUEUED, Failed(request_id=ID, failure=Failure(kind=FailureKind.WORKER_DIED, message="gone")))
+    fields = log_fields(entry, 13.0)
+    assert (fields["ended"], fields["failure"], fields["phase"]) == ("failed", "worker_died", "queued")
+
+
+def test_several_choices_are_one_line_and_one_bill() -> None:
+    """Their prompt once, their answers together; times are the longest, for they ran beside each other."""
+    book, entry = after(QUEUED)
+    other = RequestId("req_1-1")
+    book.follow(entry, other, "shared")
+    advance(entry, Delta(request_id=other, text="b", tokens=3), 11.0)
+    advance(entry, DELTA, 11.0)
+    assert (entry.tokens, entry.is_finished) == (105, False)
+    advance(entry, FINISHED, 12.0)
+    assert log_fields(entry, 12.0)["ended"] == "cancelled"
+    usage = Usage(prompt_tokens=100, completion_tokens=12, cached_tokens=99)
+    timings = Timings(queue_seconds=0.5, prefill_seconds=0.5, decode_seconds=5.0, prefill_slices=1)
+    advance(entry, Finished(request_id=other, reason=FinishReason.STOP, usage=usage, timings=timings), 13.0)
+    fields = log_fields(entry, 13.0)
+    assert (fields["choices"], fields["prompt_tokens"], fields["completion_tokens"]) == (2, 100, 20)
+    assert (fields["decode_seconds"], fields["tokens_per_second"], fields["prefill_slices"]) == (5.0, 4.0, 4)
+    assert (entry.tokens, entry.is_finished) == (120, True)
 
 
 def test_a_key_at_its_limit_waits_for_itself() -> None:
     """First come, first served; another key does not wait, and positions count this key's own."""
     book = InFlight()
     limits = KeyLimits(max_running=1)
-    for number in (1, 2, 3):
-        book.enter(request(number, limits=limits))
+    entries = [request(number, limits=limits) for number in (1, 2, 3)]
+    for entry in entries:
+        book.enter(entry)
     book.enter(request(4, key="bob"))
-    assert book.grant_turns("ada") == ("req_1",)
-    assert book.grant_turns("bob") == ("req_4",)
-    third = book.find(RequestId("req_3"))
-    assert third is not None
-    view = book.view(third, loading=None, now=9.0)
+    assert book.grant_turns(5.0) == ("req_1", "req_4")
+    view = book.view(entries[2], loading=None, now=9.0)
     assert (view.phase, view.held_by, view.ahead) == ("queued", HELD_BY_KEY, 1)
-    assert book.grant_turns("ada") == ()
-    book.leave(RequestId("req_1"))
-    assert book.grant_turns("ada") == ("req_2",)
-    assert book.leave(RequestId("req_1")) is None
+    assert book.grant_turns(6.0) == ()
+    assert book.leave(entries[0], 7.0) == "left"
+    assert book.grant_turns(7.0) == ("req_2",)
+    assert book.leave(entries[0], 8.0) == "had left"
+
+
+def test_a_class_at_its_limit_waits_whosever_it_is() -> None:
+    """Over all keys; other classes do not wait, and positions count this class's."""
+    book = InFlight(ClassLimits(batch=ClassBounds(max_running=1)))
+    keys = enumerate(("ada", "bob", "cy"))
+    batch = [request(number, key=key, work_class="batch") for number, key in keys]
+    for entry in (*batch, request(9)):
+        book.enter(entry)
+    assert book.grant_turns(5.0) == ("req_0", "req_9")
+    view = book.view(batch[2], loading=None, now=9.0)
+    assert (view.phase, view.held_by, view.ahead, view.latency_class) == ("queued", HELD_BY_CLASS, 1, "batch")
+    book.leave(batch[1], 6.0)
+    book.leave(batch[0], 7.0)
+    assert book.grant_turns(7.0) == ("req_2",)
+
+
+def test_a_warm_takes_no_turn_of_its_keys() -> None:
+    """It runs beside, and does not keep its key's answers waiting."""
+    book = InFlight(ClassLimits(warm=ClassBounds(max_running=1)))
+    limits = KeyLimits(max_running=1)
+    entries = [request(number, limits=limits, work_class="warm") for number in (1, 2)]
+    for entry in (*entries, request(3, limits=limits), request(4, limits=limits)):
+        book.enter(entry)
+    assert book.grant_turns(5.0) == ("req_1", "req_3")
+    book.leave(entries[0], 6.0)
+    assert book.grant_turns(6.0) == ("req_2",)
 
 
 @given(
@@ -174,14 +271,14 @@ def test_turns_are_bounded_and_nobody_is_forgotten(
     entries = [request(number, key=key, limits=limits[key]) for number, (key, _) in enumerate(arrivals)]
     for entry in entries:
         book.enter(entry)
-        book.grant_turns(entry.key_name)
+        book.grant_turns(5.0)
     for at in (*departures, *range(len(entries))):
         assert sum(entry.has_turn for entry in book.of_key("ada")) <= 2
-        if at < len(entries) and entries[at].has_turn and book.leave(entries[at].request_id):
-            book.grant_turns(entries[at].key_name)
+        if at < len(entries) and entries[at].has_turn and book.leave(entries[at], 5.0) == "left":
+            book.grant_turns(5.0)
     for entry in entries:
-        book.leave(entry.request_id)
-        book.grant_turns(entry.key_name)
+        book.leave(entry, 6.0)
+        book.grant_turns(5.0)
     assert all(entry.has_turn for entry in entries)
     assert len(book) == 0
 
@@ -193,4 +290,6 @@ def test_any_order_of_events_can_be_shown(events: Sequence[RequestEvent]) -> Non
     view = book.view(entry, loading=None, now=20.0)
     assert view.seconds >= 0
     assert entry.tokens >= 0
-    assert log_fields(entry)["class"] == "standard"
+    assert log_fields(entry, 20.0)["class"] == "standard"
+    timings = timings_of(entry, 20.0)
+    assert min(timings.queue_seconds, timings.prefill_seconds, timings.decode_seconds, timings.held_seconds) >= 0

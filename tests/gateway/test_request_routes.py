@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,12 +12,14 @@ import httpx
 import pytest
 import structlog
 import uvicorn
+from msgspec.structs import replace
 
 from gateway.cli import main
 from gateway.config import prepare_directories
 from gateway.control import ServiceAddress, announce_service, open_port
+from gateway.keys import change_key
 from gateway.replies import Reply
-from protocol.generation import Prefilling, Queued, Waiting, Work
+from protocol.generation import Prefilling, Queued, Timings, Waiting, Warmed, Work
 from protocol.ids import ModelName
 from tests.fakes.openai_app import until
 from tests.gateway.http_parts import ADMIN_TOKEN, House, build_house, make_model
@@ -97,7 +100,53 @@ async def test_everybody_sees_their_own_and_the_operator_all(house: House):
         assert [view["key"] for view in everything.json()["data"]] == ["ada", "bob"]
         assert "secret" not in everything.text
         assert (await fetch(house, "/admin/requests", ada)).status_code == 401
+        by_the_operator = (await fetch(house, "/v1/requests", ADMIN_TOKEN)).json()["data"]
+        assert [view["key"] for view in by_the_operator] == ["ada", "bob"]
+        of_bob = house.generator.replies[1].request_id
+        assert (await fetch(house, f"/v1/requests/{of_bob}", ADMIN_TOKEN)).json()["key"] == "bob"
+        for elsewhere in ("/v1/models", f"/v1/requests/{of_bob}/explain"):
+            assert (await fetch(house, elsewhere, ADMIN_TOKEN)).status_code == 401
     assert (await fetch(house, "/v1/requests", ada)).json() == {"data": [], "object": "list"}
+
+
+async def test_a_warm_is_seen_as_one(house: House):
+    """Class `warm`, in everybody's books, beside its key's answers and though the key may have one of these only. Two
+    equal ones share a run and are two requests; who leaves takes only his own away."""
+    ada = house.add_key("ada")
+    change_key(house.settings.keys_path, "ada", lambda record: replace(record, max_running=1, max_queued=0))
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "the secret words"}]}
+    async with asking(house, ada), house.client(authorization=f"Bearer {ada}") as client:
+        warming = [asyncio.create_task(client.post("/v1/cache/warm", json=body)) for _ in range(2)]
+        await until(lambda: len(house.generator.replies) == 2)
+        run = house.generator.replies[1]
+        run.put(Prefilling(request_id=run.request_id, done_tokens=4, total_tokens=9, cached_tokens=0))
+        shown = [("standard", "queued"), ("warm", "prefilling"), ("warm", "prefilling")]
+        for path, token in (("/v1/requests", ada), ("/admin/requests", ADMIN_TOKEN)):
+            seen: list[dict[str, Any]] = []
+            async with asyncio.timeout(10):
+                while [(view["class"], view["phase"]) for view in seen] != shown:
+                    await asyncio.sleep(0)  # an exchange in process does not wait for anything by itself
+                    seen = (await fetch(house, path, token)).json()["data"]
+            assert seen[1]["id"] != seen[2]["id"]
+            assert seen[2]["progress"]["done_tokens"] == 4
+        warming[0].cancel()
+        await asyncio.gather(warming[0], return_exceptions=True)
+        timings = Timings(queue_seconds=0.0, prefill_seconds=1.0, decode_seconds=0.0, prefill_slices=1)
+        run.put(
+            Warmed(
+                request_id=run.request_id,
+                prompt_tokens=9,
+                cached_tokens=0,
+                blocks=0,
+                size_bytes=0,
+                durable_blocks=0,
+                timings=timings,
+            )
+        )
+        answer = await warming[1]
+        assert (answer.status_code, answer.headers["x-mlxd-class"]) == (200, "warm")
+        assert len((await fetch(house, "/v1/requests", ada)).json()["data"]) == 1
+    assert house.tokens.used_by_class("warm", unix_now=time.time()) == 18  # worked on for both
 
 
 async def test_explain_is_still_another_route(house: House):

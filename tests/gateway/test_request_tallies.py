@@ -10,7 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from gateway.admission import KeyLimits
-from gateway.in_flight import InFlight, InFlightRequest
+from gateway.in_flight import InFlight
+from gateway.in_flight_request import InFlightRequest, advance
 from gateway.metrics_exposition import cachestore_families, model_families, open_families, request_families
 from gateway.request_tallies import TOKEN_SECONDS, Histogram, RequestTallies, count_tokens
 from gateway.status import CachestoreStatus, ModelStatus
@@ -33,7 +34,6 @@ from protocol.generation import (
     Usage,
 )
 from protocol.ids import ModelName, RequestId
-from protocol.latency import LatencyClass
 
 ID = RequestId("req_1")
 MODEL = ModelName('org/a "quoted" \\ model')
@@ -81,13 +81,14 @@ def lived(tallies: RequestTallies, events: Sequence[tuple[float, RequestEvent]])
         key_name="a secret key's name",
         limits=KeyLimits(),
         model=MODEL,
-        latency_class=LatencyClass.BATCH,
+        work_class="batch",
         arrived=10.0,
-        tallies=tallies.of(MODEL, LatencyClass.BATCH),
+        tallies=tallies.of(MODEL, "batch"),
     )
     book.enter(request)
+    book.follow(request, ID, "own")
     for at, event in events:
-        book.advance(event, at)
+        advance(request, event, at)
     return request
 
 
@@ -120,7 +121,7 @@ def test_times_are_taken_as_events_come() -> None:
             (13.4, CallArguments(request_id=ID, index=0, text="c", tokens=4)),
         ],
     )
-    of = tallies.of(MODEL, LatencyClass.BATCH)
+    of = tallies.of(MODEL, "batch")
     assert (of.queue.count, of.queue.total) == (1, pytest.approx(0.5))
     assert (of.first_token.count, of.first_token.total) == (1, pytest.approx(2.0))
     assert (of.between_tokens.count, of.between_tokens.total) == (5, pytest.approx(1.4))
@@ -151,7 +152,7 @@ def test_tokens_are_counted_as_billed() -> None:
     """A prompt that choices share is counted once; cached tokens by the tier they came from."""
     tallies = RequestTallies()
     lived(tallies, [(11.0, finished(cached=60, disk=20))])
-    count_tokens(tallies.of(MODEL, LatencyClass.BATCH), finished(cached=100), "shared")
+    count_tokens(tallies.of(MODEL, "batch"), finished(cached=100), "shared")
     seen = exposed(request_families(tallies))
     labels = {"model": MODEL, "class_": "batch"}
     assert seen[key("prompt_tokens_total", **labels)] == 100

@@ -15,7 +15,7 @@ import structlog
 from msgspec.structs import replace
 from pydantic import BaseModel
 
-from gateway.admission import ClassLimits, KeyLimits
+from gateway.admission import ClassBounds, ClassLimits, KeyLimits
 from gateway.caller import Caller
 from gateway.replies import Reply
 from gateway.responses.store import ResponseStore
@@ -323,7 +323,7 @@ async def test_busy_is_503_and_a_spent_day_429(store: ResponseStore, *, stream: 
     full = ResponsesApp(
         ScriptedGenerator(is_silent),
         store,
-        desk=make_desk(class_limits=ClassLimits(standard=0, interactive=0, batch=0)),
+        desk=make_desk(class_limits=ClassLimits(standard=ClassBounds(max_queued=0))),
     )
     assert (await call(full, RESPONSES, asking(stream=stream))).status == 503
     generator = ScriptedGenerator(is_silent)

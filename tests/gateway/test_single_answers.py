@@ -220,7 +220,10 @@ async def test_the_log_says_what_it_was() -> None:
     """Class, tokens and end; nothing that a client wrote."""
     app = app_of(Answerer(counts))
     await call(app, EMBEDDINGS, HELLO)
-    assert app.log_fields[-1] == {"class": "standard", "phase": "finished", "prompt_tokens": 7}
+    fields = app.log_fields[-1]
+    assert (fields["class"], fields["ended"], fields["phase"]) == ("standard", "finished", "finished")
+    assert fields["prompt_tokens"] == 7
+    assert {type(value) for name, value in fields.items() if name.endswith("_seconds")} == {float}
 
 
 @pytest.mark.parametrize(

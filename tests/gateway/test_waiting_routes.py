@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from gateway.admission import ClassLimits, DayTokens, KeyLimits
+from gateway.admission import ClassBounds, ClassLimits, DayTokens, KeyLimits
 from gateway.caller import Caller
 from gateway.latency_class import ClassRights
 from gateway.replies import Reply
@@ -118,7 +118,7 @@ async def test_a_full_key_is_refused_before_any_byte(*, stream: bool) -> None:
 async def test_a_full_class_leaves_the_others_alone() -> None:
     """An overnight batch that fills its queue keeps nobody else out."""
     generator = ScriptedGenerator(is_queued_only)
-    app = openai_app(generator, desk=make_desk(class_limits=ClassLimits(batch=1)))
+    app = openai_app(generator, desk=make_desk(class_limits=ClassLimits(batch=ClassBounds(max_queued=1))))
     waiting = asyncio.create_task(call(app, CHAT, chat_body(service_tier="flex")))
     await until(lambda: bool(generator.replies))
     refused = await call(app, CHAT, chat_body(service_tier="flex"))

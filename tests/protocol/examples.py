@@ -182,7 +182,15 @@ EXAMPLES: tuple[Struct, ...] = (
     ),
     generation.Tokenized(request_id=_REQUEST, token_ids=(1, 70000), tokens=("on", "ce"), context_tokens=8192),
     generation.Detokenized(request_id=_REQUEST, text="once"),
-    generation.Embedded(request_id=_REQUEST, dimensions=1, vectors=b"\x00\x00\x80?", prompt_tokens=3),
+    generation.Embedded(
+        request_id=_REQUEST,
+        dimensions=1,
+        vectors=b"\x00\x00\x80?",
+        prompt_tokens=3,
+        timings=generation.Timings(
+            queue_seconds=0.5, prefill_seconds=0.25, decode_seconds=0.0, prefill_slices=1, held={"other_model": 0.5}
+        ),
+    ),
     generation.Reranked(request_id=_REQUEST, scores=(0.5, 0.25), prompt_tokens=3),
     generation.Failed(request_id=_REQUEST, failure=_FAILURE),
     generation.Pong(

@@ -24,6 +24,7 @@ from protocol.generation import (
     Rerank,
     Reranked,
     SetBudget,
+    Timings,
     Unpin,
     WorkerEvent,
 )
@@ -48,11 +49,26 @@ _BYTES_OF_FLOAT = 4
 
 @dataclass
 class _Job:
-    """A request and what its rows have given so far."""
+    """A request and what its rows have given so far. `began` is when a batch with the first of them did."""
 
     prepared: PreparedRows
     results: dict[int, bytes] = field(default_factory=dict[int, bytes])
     done_tokens: int = 0
+    began: float | None = None
+    batches: int = 0
+    held: dict[str, float] = field(default_factory=dict[str, float])
+
+    def timings(self, now: float) -> Timings:
+        began = now if self.began is None else self.began
+        return Timings(
+            queue_seconds=began - self.prepared.arrived,
+            prefill_seconds=now - began,
+            decode_seconds=0.0,
+            prefill_slices=self.batches,
+            held_seconds=sum(self.held.values(), 0.0),
+            held_by=max(self.held, key=self.held.__getitem__, default=""),
+            held=dict(self.held),
+        )
 
 
 class EmbeddingLoop:
@@ -193,6 +209,10 @@ class EmbeddingLoop:
             return
         self._rows_running = len(batch.rows)
         self._busy_seconds = 0.0
+        for job in {row.request_id: self._jobs[row.request_id] for row in batch.rows}.values():
+            job.batches += 1
+            if job.began is None:
+                job.began = self._clock()
         self._slice_starts()
         outputs = self._model.run(
             [self._jobs[row.request_id].prepared.rows[row.index] for row in batch.rows],
@@ -236,8 +256,13 @@ class EmbeddingLoop:
         return min(self._batch_seconds, BESIDE_ROWS_SECONDS[min(elsewhere, len(BESIDE_ROWS_SECONDS) - 1)])
 
     def _wait(self, held: Hold) -> None:
+        """All that is here gives way."""
+        began, jobs = self._clock(), tuple(self._jobs.values())
         with contextlib.suppress(queue.Empty):
-            self._apply(self._inbox.get(timeout=max(0.0, held.until - self._clock())))
+            self._apply(self._inbox.get(timeout=max(0.0, held.until - began)))
+        seconds = self._clock() - began
+        for job in jobs:
+            job.held[held.held_by] = job.held.get(held.held_by, 0.0) + seconds
 
     def _take(self, batch: Batch, outputs: list[bytes]) -> None:
         touched: dict[RequestId, _Job] = {}
@@ -269,6 +294,7 @@ class EmbeddingLoop:
 
     def _finish(self, job: _Job) -> None:
         request, tokens = job.prepared.request, job.prepared.prompt_tokens
+        timings = job.timings(self._clock())
         results = [job.results[index] for index in range(len(job.prepared.rows))]
         match request:
             case Embed(request_id=request_id):
@@ -276,14 +302,20 @@ class EmbeddingLoop:
                 vectors = cut_vectors(results, request.dimensions)
                 dimensions = request.dimensions or size
                 self._send(
-                    Embedded(request_id=request_id, dimensions=dimensions, vectors=vectors, prompt_tokens=tokens)
+                    Embedded(
+                        request_id=request_id,
+                        dimensions=dimensions,
+                        vectors=vectors,
+                        prompt_tokens=tokens,
+                        timings=timings,
+                    )
                 )
             case Rerank(request_id=request_id):
                 if self._kind in ("cross_encoder", "decoder_reranker"):
                     scores = tuple(score_of(result) for result in results)
                 else:
                     scores = cosine_scores(results[0], results[1:])
-                self._send(Reranked(request_id=request_id, scores=scores, prompt_tokens=tokens))
+                self._send(Reranked(request_id=request_id, scores=scores, prompt_tokens=tokens, timings=timings))
             case _:
                 assert_never(request)
         self._forget(request.request_id)
