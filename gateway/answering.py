@@ -26,7 +26,7 @@ from gateway.error_answers import ErrorAnswer
 from gateway.front_desk import FrontDesk, Place
 from gateway.http_errors import unexpected_failure
 from gateway.json_body import ClientGone, read_json_body
-from gateway.latency_class import CLASS_HEADER, class_asked, granted_class
+from gateway.latency_class import CLASS_HEADER, class_asked, granted_class, not_understood
 from gateway.ports import Generator, ModelLookup
 from gateway.profiles import Profile, default_class, profiled_choices
 from gateway.replies import Reply
@@ -142,7 +142,8 @@ class Answering:
             else command
             for command in accepted.work
         )
-        return replace(accepted, work=work, latency_class=latency_class)
+        unheard = not_understood(asked.headers, service_tier=accepted.service_tier, priority=accepted.priority)
+        return replace(accepted, work=work, latency_class=latency_class, ignored=accepted.ignored + unheard)
 
     def asked(self, scope: Scope) -> Asked:
         """What a request's scope says of it."""

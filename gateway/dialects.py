@@ -55,7 +55,7 @@ class Accepted(Struct, Generic[Body], frozen=True, kw_only=True):
     work: tuple[Generate | Warm, ...]
     answer: Literal["stream", "whole"]
     service_tier: str | None = None
-    priority: int | None = None
+    priority: int | float | str | None = None
     constraint_field: str = CONSTRAINT_FIELD
     ignored: tuple[str, ...] = ()
     latency_class: LatencyClass = LatencyClass.STANDARD

@@ -1,6 +1,6 @@
 """Which latency class a request gets: what it asks for in any of four ways, clamped by its key. Decides only."""
 
-from typing import Literal, assert_never
+from typing import Literal, TypeGuard, assert_never
 
 from msgspec import Struct
 
@@ -25,6 +25,12 @@ _WORK_CLASSES: dict[LatencyClass, WorkClass] = {
 _OF_TIER = {"priority": LatencyClass.INTERACTIVE, "fast": LatencyClass.INTERACTIVE, "flex": LatencyClass.BATCH}
 
 
+_TIERS_KNOWN = frozenset({*_OF_TIER, "auto", "default", "scale"})
+
+PriorityAsked = int | float | str
+"""What a body may hold there. Only whole numbers say something."""
+
+
 class ClassRights(Struct, frozen=True, kw_only=True):
     """What a key's requests are unless they say otherwise, and the most that they can be."""
 
@@ -42,7 +48,7 @@ class ClassAsked(Struct, frozen=True, kw_only=True):
 
 
 def class_asked(
-    headers: tuple[tuple[bytes, bytes], ...], *, service_tier: str | None, priority: int | None
+    headers: tuple[tuple[bytes, bytes], ...], *, service_tier: str | None, priority: PriorityAsked | None
 ) -> ClassAsked:
     """Gather it from a request's headers (names in lower case) and the two fields of its body."""
     values = {name: value.decode("latin-1").strip().lower() for name, value in headers}
@@ -50,9 +56,23 @@ def class_asked(
     return ClassAsked(
         header=values.get(CLASS_HEADER, ""),
         service_tier=service_tier,
-        priority=priority,
+        priority=int(priority) if _is_whole(priority) else None,
         client="background" if is_background else "foreground",
     )
+
+
+def not_understood(
+    headers: tuple[tuple[bytes, bytes], ...], *, service_tier: str | None, priority: PriorityAsked | None
+) -> tuple[str, ...]:
+    """Where a request names an urgency that nobody knows, so that it fell to the default: names of the header and of
+    the body's fields."""
+    header = next((value.decode("latin-1").strip().lower() for name, value in headers if name == CLASS_HEADER), "")
+    unknown = (
+        (CLASS_HEADER.decode(), bool(header) and header not in tuple(LatencyClass)),
+        ("service_tier", service_tier is not None and service_tier not in _TIERS_KNOWN),
+        ("priority", priority is not None and not _is_whole(priority)),
+    )
+    return tuple(name for name, is_unknown in unknown if is_unknown)
 
 
 def granted_class(asked: ClassAsked, rights: ClassRights) -> LatencyClass:
@@ -92,6 +112,10 @@ def _wanted(asked: ClassAsked, default: LatencyClass) -> LatencyClass:
     if asked.priority:
         return LatencyClass.INTERACTIVE if asked.priority < 0 else LatencyClass.BATCH
     return _lower(default, LatencyClass.STANDARD) if asked.client == "background" else default
+
+
+def _is_whole(priority: PriorityAsked | None) -> TypeGuard[int | float]:
+    return isinstance(priority, int) or (isinstance(priority, float) and priority.is_integer())
 
 
 def _lower(one: LatencyClass, other: LatencyClass) -> LatencyClass:

@@ -17,7 +17,7 @@ from gateway.dialects import Header, names_header
 from gateway.error_answers import ErrorAnswer, openai_error
 from gateway.front_desk import FrontDesk, Place
 from gateway.json_body import ClientGone, read_json_body
-from gateway.latency_class import CLASS_HEADER, class_asked, granted_class, work_class
+from gateway.latency_class import CLASS_HEADER, class_asked, granted_class, not_understood, work_class
 from gateway.ports import Generator, ModelLookup
 from gateway.replies import Reply
 from gateway.single_work import SingleRoute, SingleWork
@@ -106,7 +106,9 @@ class SingleAnswers:
         headers = tuple((name.lower(), value) for name, value in scope["headers"])
         urgency = class_asked(headers, service_tier=asked.service_tier, priority=asked.priority)
         latency_class = granted_class(urgency, caller.classes)
-        return replace(asked, work=replace(asked.work, latency_class=latency_class, tenant=caller.key_name))
+        unheard = not_understood(headers, service_tier=asked.service_tier, priority=asked.priority)
+        work = replace(asked.work, latency_class=latency_class, tenant=caller.key_name)
+        return replace(asked, work=work, ignored=asked.ignored + unheard)
 
     def _enter(self, asked: SingleWork[Any], caller: Caller) -> Place | Literal["needs none"] | Failure:
         work = asked.work

@@ -19,7 +19,7 @@ class SingleWork(Struct, Generic[Body], frozen=True, kw_only=True):
     model: ModelName
     work: Embed | Rerank | Tokenize | Detokenize
     service_tier: str | None = None
-    priority: int | None = None
+    priority: int | float | str | None = None
     ignored: tuple[str, ...] = ()
 
 

@@ -70,6 +70,7 @@ class MessagesDialect:
             model=ModelName(request.model),
             work=(translated.work,),
             answer="stream" if request.stream else "whole",
+            priority=request.priority,
             ignored=decoded.ignored + translated.ignored,
         )
 

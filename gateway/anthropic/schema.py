@@ -135,5 +135,6 @@ class MessagesRequest(PromptRequest, frozen=True, kw_only=True):
     top_p: TopP | None = None
     top_k: NotNegative | None = None
     metadata: Metadata | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
+    service_tier: Annotated[str, Meta(max_length=256)] | None = None
+    priority: int | float | str | None = None
     diagnostics: DiagnosticsOptions | None = None

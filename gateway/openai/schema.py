@@ -109,7 +109,7 @@ class GenerationOptions(Struct, frozen=True, kw_only=True):
     store: bool | None = None
     metadata: dict[str, str] | None = None
     prediction: dict[str, Any] | None = None
-    priority: int | None = None
+    priority: int | float | str | None = None
     return_progress: bool | None = None
     ttl: float | None = None
 

@@ -156,7 +156,7 @@ class CreateRequest(PromptFields, frozen=True, kw_only=True):
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     metadata: dict[Annotated[str, Meta(max_length=64)], ShortText] | None = None
     service_tier: ShortText | None = None
-    priority: int | None = None
+    priority: int | float | str | None = None
     prompt_cache_key: ShortText | None = None
     prompt_cache_options: CacheOptions | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None

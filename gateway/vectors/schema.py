@@ -20,7 +20,7 @@ class EmbeddingRequest(Struct, frozen=True, kw_only=True):
     truncate: bool | None = None
     user: ShortText | None = None
     service_tier: ShortText | None = None
-    priority: int | None = None
+    priority: int | float | str | None = None
 
 
 class DocumentObject(Struct, frozen=True, kw_only=True):
@@ -40,7 +40,7 @@ class RerankRequest(Struct, frozen=True, kw_only=True):
     truncate: bool | None = None
     user: ShortText | None = None
     service_tier: ShortText | None = None
-    priority: int | None = None
+    priority: int | float | str | None = None
 
 
 class VectorsUsage(Struct, frozen=True, kw_only=True):

@@ -239,6 +239,19 @@ async def test_a_days_tokens_are_told_in_all_of_this_apis_headers() -> None:
         assert datetime.fromisoformat(reset).timestamp() % 86_400 == 0
 
 
+async def test_an_unknown_urgency_falls_to_the_default() -> None:
+    """A tier that this API does not know costs no answer, and is named; `priority` counts as on the other routes."""
+    app = anthropic_app(ScriptedGenerator(says("a")))
+    for tier in ("platinum", "flex"):
+        answer = await call(app, MESSAGES, body(service_tier=tier))
+        assert (answer.status, answer.headers["x-mlxd-class"]) == (200, "standard")
+        assert answer.headers["x-mlxd-ignored-params"] == "service_tier"
+    answer = await call(app, MESSAGES, body(priority=7))
+    assert (answer.headers["x-mlxd-class"], answer.json["usage"]["service_tier"]) == ("batch", "batch")
+    assert "x-mlxd-ignored-params" not in answer.headers
+    assert (await call(app, MESSAGES, body(priority="high"))).headers["x-mlxd-ignored-params"] == "priority"
+
+
 async def test_a_leaving_client_cancels() -> None:
     """B07: the worker hears of it."""
     generator = ScriptedGenerator(is_queued_only)

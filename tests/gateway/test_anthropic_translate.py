@@ -360,7 +360,7 @@ def test_effort_and_format() -> None:
         ({"stop_sequences": [" \n"]}, "stop_sequences[0]"),
         ({"stop_sequences": "a"}, "stop_sequences"),
         ({"metadata": {"user_id": "x" * 257}}, "metadata.user_id"),
-        ({"service_tier": "gold"}, "service_tier"),
+        ({"service_tier": 5}, "service_tier"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1023}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 5000}}, "thinking.budget_tokens"),

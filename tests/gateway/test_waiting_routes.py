@@ -81,6 +81,12 @@ async def test_unknown_classes_fall_to_the_default() -> None:
         app, CHAT, chat_body(service_tier="platinum", priority=0), headers={**JSON_HEADERS, "x-mlxd-class": "now!"}
     )
     assert (answer.status, answer.headers["x-mlxd-class"]) == (200, "batch")
+    assert answer.headers["x-mlxd-ignored-params"] == "x-mlxd-class, service_tier"
+    for priority in ("high", 1.5):
+        answer = await call(app, CHAT, chat_body(priority=priority))
+        assert (answer.status, answer.headers["x-mlxd-class"]) == (200, "batch")
+        assert answer.headers["x-mlxd-ignored-params"] == "priority"
+    assert "x-mlxd-ignored-params" not in (await call(app, CHAT, chat_body(priority=-1.0))).headers
 
 
 # --- admission -------------------------------------------------------------------------------------------------------
