@@ -3,7 +3,7 @@
 from typing import assert_never
 
 from protocol.failures import Failure, FailureKind
-from protocol.generation import Detokenize, Embed, Generate, Rerank, Tokenize, Warm, Work
+from protocol.generation import Check, Detokenize, Embed, Generate, Rerank, Tokenize, Warm, Work
 from protocol.ids import ModelName
 from protocol.model_kind import ModelKind, capabilities_of
 
@@ -18,7 +18,7 @@ _ROUTES = {
 def cannot_do(model: ModelName, kind: ModelKind, work: Work) -> Failure | None:
     """Why not, in words that name what it can do. None when it can, or only the load will tell."""
     match work:
-        case Generate() | Warm():
+        case Generate() | Warm() | Check():
             wanted = "completions"
         case Embed():
             wanted = "embeddings"

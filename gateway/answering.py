@@ -6,9 +6,10 @@ is here: admission, headers, several choices of one request, a client that leave
 An answer is an ASGI app of its own rather than a Litestar response: it must hear that the client left while it
 waits, in both modes, and a stream must not pay for a task per token.
 
-A stream's status line goes out when the model has accepted the prompt, or has refused it. A model that takes long to
-say anything, since it loads for instance, is waited for only so long: then the stream begins, for all that can be
-checked without it has been, and a refusal that comes after is an error event with the same words.
+A stream's status line goes out when the model has accepted the prompt, or has refused it. A request that its model
+cannot take up yet, since that loads or the key has others running, is checked by the tokenizer if that is there, and
+its stream begins when it passes. A model that says nothing at all is waited for only so long: then the stream begins,
+for all that can be checked without it has been, and a refusal that comes after is an error event with the same words.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from msgspec.structs import replace
 from gateway import sse
 from gateway.answer_parts import Collected, Parts
 from gateway.dialects import Accepted, Asked, Dialect, Header, Rendering, names_header, pointing_at
+from gateway.early_checks import checked_early
 from gateway.error_answers import ErrorAnswer
 from gateway.front_desk import FrontDesk, Place
 from gateway.http_errors import unexpected_failure
@@ -53,6 +55,9 @@ from protocol.ids import ModelName, RequestId
 IGNORED_HEADER = b"x-mlxd-ignored-params"
 WARNINGS_HEADER = b"x-mlxd-warnings"
 DETAILS_HEADER = b"x-mlxd-details"
+
+_AT_ONCE_SECONDS = 0.25
+"""A model that is ready has taken up a request by then, and one that is not has begun to load."""
 
 Settle = Callable[[Any, bytes], Awaitable[bytes]]
 """What is to be done between an answer's end and its last bytes: gets its rendering and these, gives those to send."""
@@ -291,10 +296,9 @@ class Answering:
     ) -> None:
         opening = asyncio.create_task(self._open(place, accepted))
         try:
-            seconds = self._patience.headers_seconds
-            await asyncio.wait({opening, disconnected}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if opening.done() and (failed := opening.result().failure) is not None:
-                failure = pointing_at(dialect.prompt_field, failed, accepted.constraint_field)
+            refused = await self._refused_before_headers(opening, accepted, place, disconnected)
+            if refused is not None:
+                failure = pointing_at(dialect.prompt_field, refused, accepted.constraint_field)
                 await send_error(send, dialect.error(failure, asked.request_id), headers)
                 return
             if disconnected.done():
@@ -318,6 +322,32 @@ class Answering:
             )
         finally:
             opening.cancel()
+
+    async def _refused_before_headers(
+        self,
+        opening: "asyncio.Task[_Opened]",
+        accepted: Accepted[Any],
+        place: Place,
+        disconnected: "asyncio.Task[None]",
+    ) -> Failure | None:
+        """Why this stream shall not begin. Returns when it may, may not, or has waited for so long that it must."""
+        patience = self._patience.headers_seconds
+        at_once = min(patience, _AT_ONCE_SECONDS) if place.has_turn else 0.0
+        until: set[asyncio.Future[Any]] = {opening, disconnected}
+        await asyncio.wait(until, timeout=at_once, return_when=asyncio.FIRST_COMPLETED)
+        checking: asyncio.Task[Failure | None] | None = None
+        # One that a process has in its hands is prepared in its turn: to check it would be to do that twice.
+        if not (opening.done() or disconnected.done()) and not (place.has_turn and place.model_state != "starting"):
+            checking = asyncio.create_task(checked_early(self._generator, accepted.model, accepted.work))
+            until.add(checking)
+        try:
+            await asyncio.wait(until, timeout=patience - at_once, return_when=asyncio.FIRST_COMPLETED)
+            if opening.done():
+                return opening.result().failure
+            return checking.result() if checking is not None and checking.done() else None
+        finally:
+            if checking is not None:
+                checking.cancel()
 
     async def _send_whole(
         self,

@@ -113,7 +113,8 @@ class FleetEffects:
                 request.fail(effect.failure)
         for request in again:
             self._open.wait(request)
-            request.reply.put(Waiting(request_id=request.request_id, ahead=0, held_by=HELD_BY_RESTART))
+            if request.needs_weights:  # the others are in no book of those who wait
+                request.reply.put(Waiting(request_id=request.request_id, ahead=0, held_by=HELD_BY_RESTART))
         if again:
             await self.tell(ModelWanted(model=effect.model))
         await self.work_changed(effect.model, effect.incarnation)

@@ -28,7 +28,7 @@ from gateway.in_flight_request import InFlightRequest, advance
 from gateway.latency_class import WorkClass
 from gateway.replies import Reply
 from gateway.request_tallies import Dialect, RequestTallies
-from gateway.status import StatusSource
+from gateway.status import ModelState, StatusSource
 from protocol.failures import Failure
 from protocol.generation import Loading, RequestEvent, Timings
 from protocol.ids import ModelName, RequestId
@@ -138,6 +138,10 @@ class FrontDesk:
         loading = self._loading().get(request.model) if request.phase == "waiting_for_model" else None
         return self._book.view(request, loading=loading, now=self._clock())
 
+    def model_state(self, request: InFlightRequest) -> ModelState | None:
+        models = self._status_source.status().models
+        return next((model.state for model in models if model.name == request.model), None)
+
     def prefill_seconds(self, request: InFlightRequest) -> float:
         return 0.0 if request.prefill_began is None else self._clock() - request.prefill_began
 
@@ -225,6 +229,16 @@ class Place:
     def timings(self, timings: Timings, completion_tokens: int) -> AnswerTimings:
         """A worker's timings with those of the gateway."""
         return self._desk.timings(self._request, timings, completion_tokens)
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether the key's limits let it go on already."""
+        return self._request.has_turn
+
+    @property
+    def model_state(self) -> ModelState | None:
+        """Where its model's process is in its life; None when that never had one."""
+        return self._desk.model_state(self._request)
 
     @property
     def view(self) -> RequestView:

@@ -13,6 +13,7 @@ from protocol.generation import (
     CallArguments,
     CallEnded,
     CallStarted,
+    Checked,
     Delta,
     Detokenized,
     Embedded,
@@ -150,7 +151,16 @@ def advance(request: InFlightRequest, event: RequestEvent | HandedOver, now: flo
 
 def _advance_first(
     request: InFlightRequest,
-    event: Queued | Waiting | Prefilling | Embedded | Reranked | Warmed | Tokenized | Detokenized | HandedOver,
+    event: Queued
+    | Waiting
+    | Prefilling
+    | Embedded
+    | Reranked
+    | Warmed
+    | Tokenized
+    | Detokenized
+    | Checked
+    | HandedOver,
     now: float,
 ) -> None:
     if request.handed_over is None or isinstance(event, HandedOver):
@@ -182,7 +192,7 @@ def _advance_first(
             request.prompt_tokens = request.counted_tokens = tokens
             request.timings = event.timings
             request.tallies.prompt_tokens += tokens
-        case HandedOver() | Tokenized() | Detokenized():
+        case HandedOver() | Tokenized() | Detokenized() | Checked():
             pass
         case _:
             assert_never(event)

@@ -13,6 +13,8 @@ from protocol.generation import (
     CallArguments,
     CallEnded,
     CallStarted,
+    Check,
+    Checked,
     Delta,
     Detokenize,
     Detokenized,
@@ -63,7 +65,7 @@ class OpenRequest(Struct, kw_only=True):
         match self.work:
             case Warm():
                 return None
-            case Tokenize() | Detokenize():
+            case Tokenize() | Detokenize() | Check():
                 return LatencyClass.INTERACTIVE
             case work:
                 return work.latency_class
@@ -76,7 +78,7 @@ class OpenRequest(Struct, kw_only=True):
     @property
     def needs_weights(self) -> bool:
         """Whether it has to wait until its model is loaded."""
-        return not isinstance(self.work, Tokenize | Detokenize)
+        return not isinstance(self.work, Tokenize | Detokenize | Check)
 
     def fail(self, failure: Failure) -> None:
         """End the reply with a failure; nothing when it has ended. The books stay as they are."""
@@ -141,7 +143,7 @@ class OpenRequests:
         if request is None or request.incarnation != incarnation:
             return None
         match event:
-            case Finished() | Warmed() | Tokenized() | Detokenized() | Embedded() | Reranked() | Failed():
+            case Finished() | Warmed() | Tokenized() | Detokenized() | Checked() | Embedded() | Reranked() | Failed():
                 self.remove(request)
             case Queued() if request.phase == "sent":
                 request.phase = "accepted"

@@ -15,6 +15,7 @@ from msgspec.structs import asdict, replace
 from protocol.generation import (
     ChatMessage,
     ChatPrompt,
+    Check,
     Detokenize,
     Embed,
     Generate,
@@ -97,6 +98,8 @@ def profiled(profile: Profile, work: Work) -> Work:
             return _generated(profile, work, _prompt(profile, work.prompt))
         case Warm() | Tokenize():
             return replace(work, prompt=_prompt(profile, work.prompt))
+        case Check(generate=generate):
+            return replace(work, generate=_generated(profile, generate, _prompt(profile, generate.prompt)))
         case Detokenize() | Embed() | Rerank():
             return work
         case _:

@@ -12,7 +12,7 @@ from gateway.open_requests import OpenRequest
 from gateway.ports import CacheOrder
 from gateway.worker_socket import WorkerSocket
 from protocol.failures import Failure, FailureKind
-from protocol.generation import Cancel
+from protocol.generation import Cancel, Check
 from protocol.ids import ModelName, RequestId
 from protocol.latency import LatencyClass
 
@@ -50,12 +50,16 @@ class RequestIntake:
         if unable is not None:
             request.fail(unable)
             return
-        full = self._full(request)
-        if full is not None:
-            request.fail(full)
-            return
-        self._open.wait(request)
-        await self._effects.tell(model_wanted(model, folder))
+        if isinstance(request.work, Check):
+            # It takes nobody's place, and nothing is loaded to know early what will be known anyhow.
+            self._open.wait(request)
+        else:
+            full = self._full(request)
+            if full is not None:
+                request.fail(full)
+                return
+            self._open.wait(request)
+            await self._effects.tell(model_wanted(model, folder))
         worker = self._processes.find(self._fleet.incarnation(model))
         if request.phase == "waiting" and worker is not None and worker.has_tokenizer:
             await self._effects.release(model, worker.incarnation, what="tokenizing")
@@ -68,6 +72,7 @@ class RequestIntake:
             latency_class is None
             or (other.latency_class is not None and other.latency_class.rank <= latency_class.rank)
             for other in (*self._open.waiting(model), *sent)
+            if not isinstance(other.work, Check)
         )
 
     def _full(self, request: OpenRequest) -> Failure | None:

@@ -2,7 +2,8 @@
 
 Life of a request: `Generate` → `Queued` → `Prefilling`… → `Delta`, `Reasoning` or the events of a call… → exactly one
 of `Finished` or `Failed`. `Failed` may come at any point, `Queued` or not. After its last event a request id is never
-mentioned again. A `Warm`, `Tokenize`, `Detokenize`, `Embed` or `Rerank` ends with the event of its name or `Failed`.
+mentioned again. A `Warm`, `Tokenize`, `Detokenize`, `Check`, `Embed` or `Rerank` ends with the event of its name or
+`Failed`.
 """
 
 import enum
@@ -147,6 +148,14 @@ class Detokenize(Struct, frozen=True, kw_only=True, tag=True):
     token_ids: tuple[int, ...]
 
 
+class Check(Struct, frozen=True, kw_only=True, tag=True):
+    """Say whether this `Generate` would be accepted, and run nothing. As `Tokenize`: while the weights are not loaded,
+    what the tokenizer and the context's length decide is checked. `request_id` is the check's own."""
+
+    request_id: RequestId
+    generate: Generate
+
+
 class Embed(Struct, frozen=True, kw_only=True, tag=True):
     """Give a vector for each input, of unit length if the model is made so. With `dimensions` it is cut to these, and
     then always of unit length. `overlong` "cut" drops the end of an input that does not fit."""
@@ -170,7 +179,7 @@ class Rerank(Struct, frozen=True, kw_only=True, tag=True):
     tenant: str = ""
 
 
-Work = Generate | Warm | Tokenize | Detokenize | Embed | Rerank
+Work = Generate | Warm | Tokenize | Detokenize | Check | Embed | Rerank
 """The commands that have a request id, events of their own, and an end."""
 
 
@@ -216,6 +225,7 @@ WorkerCommand = (
     | Warm
     | Tokenize
     | Detokenize
+    | Check
     | Embed
     | Rerank
     | Cancel
@@ -463,6 +473,13 @@ class Detokenized(Struct, frozen=True, kw_only=True, tag=True):
     text: str
 
 
+class Checked(Struct, frozen=True, kw_only=True, tag=True):
+    """The good end of a `Check`: the prompt renders and fits."""
+
+    request_id: RequestId
+    prompt_tokens: int
+
+
 class Embedded(Struct, frozen=True, kw_only=True, tag=True):
     """The end of an `Embed`: `vectors` are float32, little-endian, `dimensions` for each input, one after another.
 
@@ -533,7 +550,7 @@ class LastWords(Struct, frozen=True, kw_only=True, tag=True):
     failure: Failure
 
 
-LastEvent = Finished | Warmed | Tokenized | Detokenized | Embedded | Reranked | Failed
+LastEvent = Finished | Warmed | Tokenized | Detokenized | Checked | Embedded | Reranked | Failed
 """Exactly one of these ends each request."""
 
 AnswerEvent = Delta | Reasoning | CallStarted | CallArguments | CallEnded
@@ -552,6 +569,7 @@ RequestEvent = (
     | Warmed
     | Tokenized
     | Detokenized
+    | Checked
     | Embedded
     | Reranked
     | Failed
@@ -575,6 +593,7 @@ WorkerEvent = (
     | Warmed
     | Tokenized
     | Detokenized
+    | Checked
     | Embedded
     | Reranked
     | Failed

@@ -23,6 +23,7 @@ from protocol.failures import Failure, FailureKind
 from protocol.framing import MalformedMessage
 from protocol.generation import (
     Cancel,
+    Check,
     Detokenize,
     Drain,
     Embed,
@@ -128,7 +129,7 @@ class Worker:
 
     def _take(self, command: WorkerCommand | MalformedMessage) -> None:
         match command:
-            case Generate() | Warm() | Tokenize() | Detokenize() | Embed() | Rerank():
+            case Generate() | Warm() | Tokenize() | Detokenize() | Check() | Embed() | Rerank():
                 # The gateway sends no request before TokenizerReady.
                 if self._text_plane is not None:
                     self._text_plane.submit(command)

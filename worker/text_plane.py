@@ -6,6 +6,8 @@ from typing import NamedTuple
 from protocol.failures import Failure, FailureKind
 from protocol.generation import (
     ChatPrompt,
+    Check,
+    Checked,
     Detokenize,
     Detokenized,
     Embed,
@@ -47,7 +49,7 @@ class LoadedWeights(NamedTuple):
 class TextPlane:
     """Turns each `Generate` into a `Prepared` for the loop and a `Queued` for the gateway, or into a `Failed`.
 
-    `Tokenize` and `Detokenize` it answers from its start; the rest it can do once it knows the weights.
+    `Tokenize`, `Detokenize` and `Check` it answers from its start; the rest it can do once it knows the weights.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class TextPlane:
         questions: TokenQuestions,
         context_tokens: int,
         deliver: Callable[[Prepared], None],
-        send: Callable[[Queued | Tokenized | Detokenized | Failed], None],
+        send: Callable[[Queued | Tokenized | Detokenized | Checked | Failed], None],
         clock: Callable[[], float],
         formats: AnswerFormats | None = None,
         make_detokenizer: Callable[[], Detokenizer] | None = None,
@@ -88,6 +90,10 @@ class TextPlane:
         if isinstance(request, Tokenize | Detokenize):
             self._send(self._questions.answer(request))
             return
+        if isinstance(request, Check):
+            count = self._checked_tokens(request.generate, arrived)
+            self._send(Checked(request_id=request.request_id, prompt_tokens=count))
+            return
         if isinstance(request, Embed | Rerank):
             raise PromptRefused(
                 Failure(
@@ -106,6 +112,15 @@ class TextPlane:
             )
         )
         self._deliver(prepared)
+
+    def _checked_tokens(self, generate: Generate, arrived: float) -> int:
+        """How many tokens the prompt of an acceptable request has. Raises PromptRefused."""
+        if self._weights is not None:
+            return len(self.prepare(generate, arrived).token_ids)
+        size = self._questions.vocabulary_size
+        prompt = prompt_tokens(self._tokenizer, generate.prompt, size, syntax=self._formats.syntax)
+        resolve_max_tokens(generate, len(prompt.token_ids), self._context_tokens)
+        return len(prompt.token_ids)
 
     def prepare(self, asked: Generate | Warm, arrived: float) -> Prepared:
         """Pure but for the tokenizer. Raises PromptRefused."""

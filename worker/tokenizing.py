@@ -38,6 +38,11 @@ class TokenQuestions:
         self._context_tokens = context_tokens
         self._size = 1 + max(vocabulary.get_vocab().values(), default=-1)
 
+    @property
+    def vocabulary_size(self) -> int:
+        """One more than the tokenizer's last id."""
+        return self._size
+
     def answer(self, asked: Tokenize | Detokenize) -> Tokenized | Detokenized:
         """Raises PromptRefused. A prompt that is too long for the model has tokens all the same."""
         if isinstance(asked, Detokenize):

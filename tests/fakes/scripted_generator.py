@@ -7,6 +7,7 @@ from typing import Literal
 from gateway.replies import Reply
 from protocol.failures import Failure
 from protocol.generation import (
+    Check,
     ChosenLogprob,
     Delta,
     Failed,
@@ -46,7 +47,10 @@ class FewModels:
 
 
 class ScriptedGenerator:
-    """Events come all at once (unread deltas merge) or one by one; the test may put more into `replies`."""
+    """Events come all at once (unread deltas merge) or one by one; the test may put more into `replies`.
+
+    `checks` are those of the questions whether a request would be accepted, which nobody answers but the test.
+    """
 
     def __init__(self, script: Script, *, pace: Pace = "at_once") -> None:
         self._script = script
@@ -54,9 +58,14 @@ class ScriptedGenerator:
         self._tasks: list[asyncio.Task[None]] = []
         self.asked: list[tuple[ModelName, Generate]] = []
         self.replies: list[Reply] = []
+        self.checks: list[Reply] = []
         self.cancelled: list[RequestId] = []
 
     def submit(self, model: ModelName, work: Work) -> Reply:
+        if isinstance(work, Check):
+            reply = Reply(work.request_id, lambda _: None)
+            self.checks.append(reply)
+            return reply
         assert isinstance(work, Generate)
         generate = work
         reply = Reply(generate.request_id, self._cancel)

@@ -17,6 +17,7 @@ from gateway.replies import Reply
 from gateway.status import ModelStatus, ServiceStatus
 from protocol.failures import Failure, FailureKind
 from protocol.generation import (
+    Checked,
     Delta,
     Failed,
     Finished,
@@ -254,6 +255,66 @@ async def test_a_stream_that_begins_before_its_model_speaks_says_at_once_what_it
         async with client.stream("POST", CHAT, json=chat_body(stream=True)) as answer:
             assert await next_line(answer.aiter_lines(), ": mlxd") == ": mlxd queue=0 held_by=key_limit"
         first.cancel()
+
+
+@pytest.mark.parametrize("fits", [True, False])
+async def test_who_is_held_by_its_key_is_checked_before_its_headers(*, fits: bool) -> None:
+    """What fits begins at once, long before the patience ends; what does not is refused with its real status."""
+    generator, desk = ScriptedGenerator(is_silent), make_desk()
+    app = openai_app(generator, desk=desk, caller=caller(KeyLimits(max_running=1)), headers_seconds=60.0)
+    async with served(app) as url, httpx.AsyncClient(base_url=url) as client:
+        first = asyncio.create_task(client.post(CHAT, json=chat_body()))
+        await until(lambda: bool(desk.views()))
+        second = asyncio.create_task(_status(client, chat_body(stream=True)))
+        await until(lambda: bool(generator.checks))
+        (check,) = generator.checks
+        failure = Failure(kind=FailureKind.CONTEXT_LENGTH_EXCEEDED, message="9000 tokens, at most 4096. Shorten it.")
+        check.put(
+            Checked(request_id=check.request_id, prompt_tokens=7)
+            if fits
+            else Failed(request_id=check.request_id, failure=failure)
+        )
+        assert await asyncio.wait_for(second, 10) == ((200, "") if fits else (400, "context_length_exceeded"))
+        first.cancel()
+    assert len(generator.asked) == 1
+
+
+async def test_an_overload_at_the_check_is_no_refusal() -> None:
+    """What may be over when the request's turn has come is not said before."""
+    generator, desk = ScriptedGenerator(is_silent), make_desk()
+    app = openai_app(generator, desk=desk, caller=caller(KeyLimits(max_running=1)), headers_seconds=0.2)
+    async with served(app) as url, httpx.AsyncClient(base_url=url) as client:
+        first = asyncio.create_task(client.post(CHAT, json=chat_body()))
+        await until(lambda: bool(desk.views()))
+        second = asyncio.create_task(_status(client, chat_body(stream=True)))
+        await until(lambda: bool(generator.checks))
+        (check,) = generator.checks
+        failure = Failure(kind=FailureKind.SHUTTING_DOWN, message="It stops.")
+        check.put(Failed(request_id=check.request_id, failure=failure))
+        assert await asyncio.wait_for(second, 10) == (200, "")
+        first.cancel()
+
+
+async def test_a_model_that_loads_checks_with_its_tokenizer() -> None:
+    """B08: the weights are not there, and what is too long is a 400 all the same."""
+    generator = ScriptedGenerator(is_silent)
+    app = openai_app(generator, desk=make_desk(status_source=Loads()), headers_seconds=60.0)
+    async with served(app) as url, httpx.AsyncClient(base_url=url) as client:
+        asked = asyncio.create_task(_status(client, chat_body(stream=True)))
+        await until(lambda: bool(generator.checks))
+        (check,) = generator.checks
+        failure = Failure(kind=FailureKind.CONTEXT_LENGTH_EXCEEDED, message="9000 tokens, at most 4096. Shorten it.")
+        check.put(Failed(request_id=check.request_id, failure=failure))
+        assert await asyncio.wait_for(asked, 10) == (400, "context_length_exceeded")
+    await until(lambda: len(generator.cancelled) == 1)
+
+
+async def _status(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[int, str]:
+    """A stream's status, as soon as it is there, with the error's code."""
+    async with client.stream("POST", CHAT, json=body) as answer:
+        if answer.status_code == 200:
+            return 200, ""
+        return answer.status_code, json.loads(await answer.aread())["error"]["code"]
 
 
 async def test_a_late_refusal_is_an_error_event_that_names_the_field() -> None:

@@ -18,6 +18,8 @@ from protocol.failures import Failure, FailureKind
 from protocol.framing import MalformedMessage
 from protocol.generation import (
     Cancel,
+    Check,
+    Checked,
     Delta,
     Drain,
     Failed,
@@ -111,6 +113,8 @@ class EchoWorker:
                 self.peer.send(Queued(request_id=request_id, prompt_tokens=1))
                 self.peer.send(Prefilling(request_id=request_id, done_tokens=1, total_tokens=1, cached_tokens=0))
                 self.generate(request_id, text)
+            case Check(request_id=request_id):
+                self.peer.send(Checked(request_id=request_id, prompt_tokens=1))
             case Cancel(request_id=request_id):
                 if request_id in self.streaming:
                     self.streaming.remove(request_id)

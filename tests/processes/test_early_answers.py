@@ -12,6 +12,8 @@ from protocol.failures import FailureKind
 from protocol.generation import (
     ChatMessage,
     ChatPrompt,
+    Check,
+    Checked,
     Detokenize,
     Detokenized,
     Failed,
@@ -25,7 +27,7 @@ from protocol.generation import (
 )
 from protocol.ids import ModelName, RequestId
 from tests.processes.running_worker import Start, WorkerProcess
-from tests.processes.serving import DEADLINE_SECONDS, serving, settings_for, status_of, submit, until
+from tests.processes.serving import DEADLINE_SECONDS, generate, serving, settings_for, status_of, submit, until
 
 SLOW_WORKER = (str(Path(__file__).parent / "slow_loading_worker.py"),)
 
@@ -101,6 +103,23 @@ async def test_a_question_of_tokens_does_not_wait_for_the_load(runtime_directory
         status = status_of(dispatch, "answers_early")
         assert (status.state, status.incarnation, status.waiting_requests) == ("starting", 1, 1)
         assert waiting.events == []
+
+
+async def test_a_check_takes_no_place_and_loads_nothing(runtime_directory: Path) -> None:
+    """Of a model that nobody wants it waits, and starts no process; of one that loads it is answered, however many
+    wait for that."""
+    settings = settings_for(runtime_directory, max_waiting_per_model=1)
+    async with serving(settings) as dispatch:
+        check = Check(request_id=RequestId("check"), generate=generate("a"))
+        unwanted = dispatch.submit(ModelName("answers_early"), check)
+        submit(dispatch, "well_behaved")
+        await until(lambda: bool(dispatch.status().models))
+        assert [status.name for status in dispatch.status().models] == ["well_behaved"]
+        submit(dispatch, "answers_early")
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            assert [event async for event in unwanted] == [Checked(request_id=check.request_id, prompt_tokens=1)]
+        status = status_of(dispatch, "answers_early")
+        assert (status.state, status.waiting_requests) == ("starting", 1)
 
 
 async def test_a_death_over_a_question_of_tokens_ends_it_once(runtime_directory: Path) -> None:

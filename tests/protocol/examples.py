@@ -95,6 +95,7 @@ EXAMPLES: tuple[Struct, ...] = (
     ),
     generation.Tokenize(request_id=_REQUEST, prompt=generation.TextPrompt(text="once"), special_tokens="leave"),
     generation.Detokenize(request_id=_REQUEST, token_ids=(1, 70000)),
+    generation.Check(request_id=_REQUEST, generate=_generate(generation.TextPrompt(text="once"))),
     generation.Embed(
         request_id=_REQUEST,
         inputs=(generation.TextPrompt(text="once"), generation.TokenPrompt(token_ids=(1,))),
@@ -182,6 +183,7 @@ EXAMPLES: tuple[Struct, ...] = (
     ),
     generation.Tokenized(request_id=_REQUEST, token_ids=(1, 70000), tokens=("on", "ce"), context_tokens=8192),
     generation.Detokenized(request_id=_REQUEST, text="once"),
+    generation.Checked(request_id=_REQUEST, prompt_tokens=3),
     generation.Embedded(
         request_id=_REQUEST,
         dimensions=1,

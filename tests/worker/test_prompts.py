@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from protocol.failures import FailureKind
-from protocol.generation import ChatMessage, ChatPrompt, Generate, TextPrompt, TokenPrompt, ToolCall
+from protocol.generation import ChatMessage, ChatPrompt, Check, Checked, Generate, TextPrompt, TokenPrompt, ToolCall
 from protocol.ids import RequestId
 from protocol.sampling import Sampling
 from protocol.tools import Tool
@@ -561,6 +561,35 @@ def test_a_logit_bias_outside_the_vocabulary_is_refused() -> None:
     biased = replace(request(), sampling=Sampling(logit_bias={256: 1.0}))
 
     assert refusal(lambda: plane(TemplateOnly(lines), []).prepare(biased, 0.0)).failure.param == "logit_bias"
+
+
+def test_a_check_refuses_what_would_be_refused_and_runs_nothing() -> None:
+    """C09: by the tokenizer and the context before the weights are there, and by memory and vocabulary after."""
+    tokenizer = TemplateOnly(lines)
+    out: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    text_plane = TextPlane(
+        tokenizer=tokenizer,
+        questions=TokenQuestions(tokenizer, tokenizer, context_tokens=50),
+        context_tokens=50,
+        deliver=out.put,
+        send=out.put,
+        clock=lambda: 7.0,
+    )
+    text_plane.start()
+
+    def asked(characters: int, **changes: Any) -> Any:
+        generate = replace(request(), prompt=TextPrompt(text="a" * characters), **changes)
+        text_plane.submit(Check(request_id=RequestId("c"), generate=generate))
+        answer = out.get(timeout=10)
+        return answer.prompt_tokens if isinstance(answer, Checked) else answer.failure.kind
+
+    assert asked(49) == 49
+    assert asked(50) is FailureKind.CONTEXT_LENGTH_EXCEEDED
+    text_plane.weights_loaded(LoadedWeights(vocabulary_size=256, fingerprint="f", row_tokens=40))
+    assert asked(39) == 39
+    assert asked(49) is FailureKind.CONTEXT_LENGTH_EXCEEDED
+    assert asked(1, sampling=Sampling(logit_bias={256: 1.0})) is FailureKind.INVALID_REQUEST
+    assert out.empty()
 
 
 def test_a_tokenizer_that_raises_still_answers() -> None:

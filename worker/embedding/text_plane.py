@@ -5,6 +5,7 @@ from typing import assert_never
 
 from protocol.failures import Failure, FailureKind
 from protocol.generation import (
+    Check,
     Detokenize,
     Detokenized,
     Embed,
@@ -62,7 +63,7 @@ class EmbeddingTextPlane:
                 prepared = self._prepared(work, arrived)
                 self._send(Queued(request_id=work.request_id, prompt_tokens=prepared.prompt_tokens))
                 self._deliver(prepared)
-            case Generate() | Warm():
+            case Generate() | Warm() | Check():
                 message = f"this model cannot generate text; it can do {', '.join(capabilities_of(self._kind))}"
                 raise PromptRefused(Failure(kind=FailureKind.UNSUPPORTED, message=message, param="model"))
             case _:
