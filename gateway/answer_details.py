@@ -7,12 +7,14 @@ from protocol.ids import RequestId
 
 
 class DetailsObject(Struct, frozen=True, kw_only=True):
-    """For who asks with the header `x-mlxd-details: 1`.
+    """For who asks with the header `x-mlxd-details: 1`. `timings` are the first choice's; `choices` has all of
+    several.
 
     `warnings` are there for everybody: a tool call that came back as text, or not quite as the model wrote it.
     """
 
     request_id: RequestId | UnsetType = UNSET
     timings: Timings | UnsetType = UNSET
+    choices: tuple[Timings, ...] | UnsetType = UNSET
     cache: CacheReport | UnsetType = UNSET
     warnings: tuple[OutputWarning, ...] | UnsetType = UNSET

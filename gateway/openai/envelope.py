@@ -52,13 +52,18 @@ class AnswerStyle(Struct, frozen=True, kw_only=True):
 
 
 def details(envelope: Envelope, ends: Sequence[Finished]) -> DetailsObject | UnsetType:
-    """Of the first choice, for who asked; the warnings of all, for everybody."""
+    """For who asked, the first choice's, and the timings of each if there are several; the warnings of all, for
+    everybody."""
     every: list[OutputWarning] = [warning for end in ends for warning in end.warnings]
     warnings = tuple(dict.fromkeys(every)) or UNSET
     if envelope.details_of is None:
         return UNSET if warnings is UNSET else DetailsObject(warnings=warnings)
     return DetailsObject(
-        request_id=envelope.details_of, timings=ends[0].timings, cache=ends[0].cache, warnings=warnings
+        request_id=envelope.details_of,
+        timings=ends[0].timings,
+        choices=tuple(end.timings for end in ends) if len(ends) > 1 else UNSET,
+        cache=ends[0].cache,
+        warnings=warnings,
     )
 
 

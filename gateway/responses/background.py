@@ -89,6 +89,8 @@ class BackgroundResponses:
                 rendering.failed(unexpected_failure(error, request_id))
             finally:
                 place.leave()
+                # Its client's line in the log was written when it was accepted.
+                _log.info("background_response_ended", request_id=request_id, **place.log_fields())
             final = rendering.final or rendering.frame
             await self._store.replace(holder, rendering.id, status=final.status, response=msgspec.json.encode(final))
         except (sqlite3.Error, OSError) as why:

@@ -82,6 +82,16 @@ async def test_details_come_to_who_asks(path: str, body: Callable[..., dict[str,
     whole = (await call(app, path, body(), headers=asked)).json
     assert whole["mlxd"]["request_id"].startswith("req_")
     assert whole["mlxd"]["timings"]["prefill_slices"] == TIMINGS.prefill_slices
+    assert whole["mlxd"]["timings"]["queue"].keys() == {
+        "key_limit_seconds",
+        "class_limit_seconds",
+        "model_seconds",
+        "worker_seconds",
+    }
+    assert whole["mlxd"]["timings"]["tokens_per_second"] > 0
+    assert "choices" not in whole["mlxd"]
+    several = (await call(app, path, body(n=2), headers=asked)).json["mlxd"]
+    assert [timings["prefill_slices"] for timings in several["choices"]] == [TIMINGS.prefill_slices] * 2
     assert whole["mlxd"]["cache"]["ram_tokens"] == 0
     for options in ({}, {"stream_options": {"include_usage": True}}):
         *events, done = (await call(app, path, body(stream=True, **options), headers=asked)).events
