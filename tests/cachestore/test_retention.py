@@ -130,7 +130,7 @@ def test_a_block_of_another_owner_than_announced_is_refused(worker):
     other = WorkerSide(worker.service)
     assert isinstance(other.store(grains, 0, owner="theirs"), Published)
     Path(staged.path).write_bytes(block_paths(Path(staged.path).parents[2])[0].read_bytes())
-    forget(worker)
+    forget(worker, owner="theirs")
     reply = worker.ask(Publish(call_id=1, lease=staged.lease, parent=BlockKey(b""), grains=grains))
     assert reply == Declined(call_id=1, reason="integrity")
 

@@ -161,8 +161,8 @@ class Packer:
 
     def _head(self, rivals: Sequence[_Waiting]) -> _Waiting:
         leads = self._tenants.leads()
-        least = min(leads[waiting.tenant] for waiting in rivals)
-        of_tenant = next(waiting.tenant for waiting in rivals if leads[waiting.tenant] == least)
+        least = min(leads(waiting.tenant) for waiting in rivals)
+        of_tenant = next(waiting.tenant for waiting in rivals if leads(waiting.tenant) == least)
         requests = [waiting for waiting in rivals if waiting.tenant == of_tenant]
         if self._batches % 2:
             return min(requests, key=lambda waiting: waiting.left)
