@@ -26,6 +26,7 @@ Reason = Literal[
     "scope",
     "volatile",
     "system_changed",
+    "tools_changed",
     "messages_changed",
     "rendering_changed",
     "below_block",
@@ -179,6 +180,13 @@ def _diverged(record: RequestRecord, near: RequestRecord) -> _Decision:
             near,
         )
     divergent = _divergent_message(record, near)
+    if record.tools != near.tools and (divergent is None or common_messages(record, near) > 0):
+        return (
+            "tools_changed",
+            "the tools are not those of the earlier request, or stand in another order: most templates put them in "
+            "front, so all after them is computed; keep them as they are, and let `tool_choice` say which may be used",
+            near,
+        )
     if divergent is None:
         if record.messages and record.messages == near.messages:
             return (
@@ -187,7 +195,8 @@ def _diverged(record: RequestRecord, near: RequestRecord) -> _Decision:
                 "arguments, or puts something of its own into it, such as today's date",
                 near,
             )
-        return "messages_changed", f"the prompts part at token {common_tokens(record, near)}, or soon after", near
+        at = common_tokens(record, near)
+        return "messages_changed", f"the prompts part within {GRAIN_TOKENS} tokens after token {at}", near
     if divergent.index == len(near.messages):
         return "extended", "everything in common with the earlier request was reused; the rest is new", near
     what = _name_of(record.messages[divergent.index], divergent.index)

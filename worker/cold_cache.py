@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import structlog
 
@@ -45,12 +45,10 @@ from worker.messages import BlocksFetched, BlockStored
 from worker.prefix_cache import Fetch as PrefixFetch
 from worker.prefix_cache import FetchOutcome
 from worker.prefix_index import Block, BlockParts, Boundary
+from worker.read_rate import ReadRate
 from worker.sequence import Prepared
 
 Payload = TypeVar("Payload")
-
-FIRST_READ_BYTES_PER_SECOND = 1e9
-"""What a disk is believed to read before it was measured."""
 
 STATEFUL_PARTS = 4
 """How many blocks that share the last part of a prompt are read for a model that needs a state in one of them."""
@@ -87,15 +85,15 @@ class _StopJob:
     pass
 
 
-@dataclass
-class _Speed:
-    """A rate in bytes a second, by what was measured lately."""
+class _WaitingChain(NamedTuple, Generic[Payload]):
+    """What waits to be written of a prompt: whole blocks, and behind them perhaps one that shares its next tokens.
 
-    bytes_per_second: float
+    With it and with what is hot, `whole_blocks` and `held_tokens` of the prompt are in memory.
+    """
 
-    def measured(self, file_bytes: int, seconds: float) -> None:
-        if seconds > 0:
-            self.bytes_per_second += 0.3 * (file_bytes / seconds - self.bytes_per_second)
+    blocks: tuple[Block[Payload], ...]
+    whole_blocks: int
+    held_tokens: int
 
 
 class ColdCache(Generic[Payload]):
@@ -122,6 +120,7 @@ class ColdCache(Generic[Payload]):
         self._write = write
         self._deliver = deliver
         self._clock = clock
+        self._boundary: Boundary = boundary
         self._parts = 1 if boundary == "any_token" else STATEFUL_PARTS
         self._staging_budget_bytes = staging_budget_bytes
         self._jobs: queue.PriorityQueue[tuple[int, int, PrefixFetch[Payload] | Block[Payload] | _PinJob | _StopJob]] = (
@@ -131,7 +130,7 @@ class ColdCache(Generic[Payload]):
         self._calls = itertools.count(1)
         self._lock = threading.Lock()
         self._storing: dict[BlockKey, Block[Payload]] = {}
-        self._read_speed = _Speed(FIRST_READ_BYTES_PER_SECOND)
+        self._read_rate = ReadRate()
         self._resting_until = 0.0
         self._last_refusal = ""
         self.stored_blocks = 0
@@ -143,7 +142,7 @@ class ColdCache(Generic[Payload]):
     @property
     def read_bytes_per_second(self) -> float:
         """How fast blocks came from disk lately, the daemon's checks included."""
-        return self._read_speed.bytes_per_second
+        return self._read_rate.bytes_per_second(self._clock())
 
     def fetch(self, fetch: PrefixFetch[Payload]) -> None:
         self._jobs.put((0, next(self._order), fetch))
@@ -223,9 +222,10 @@ class ColdCache(Generic[Payload]):
     ) -> BlocksFetched[Payload]:
         prepared = fetch.prepared
         # What waits to be written was evicted from RAM perhaps, but not from here: it needs no reading.
-        blocks = self._waiting_chain(fetch)
+        waiting = self._waiting_chain(fetch)
+        blocks = list(waiting.blocks)
         try:
-            outcome = self._read_chain(peer, checks, fetch, blocks)
+            outcome = self._read_chain(peer, checks, fetch, waiting, blocks)
         except ColdCacheUnavailable as why:
             outcome = FetchOutcome(str(why))
         except Exception as why:  # noqa: BLE001 - a file or reply that is not what the store promised: a miss
@@ -233,7 +233,7 @@ class ColdCache(Generic[Payload]):
             outcome = FetchOutcome("unreadable")
         return BlocksFetched(prepared.request_id, tuple(blocks), outcome)
 
-    def _waiting_chain(self, fetch: PrefixFetch[Payload]) -> list[Block[Payload]]:
+    def _waiting_chain(self, fetch: PrefixFetch[Payload]) -> _WaitingChain[Payload]:
         chain: list[Block[Payload]] = []
         grains = fetch.prepared.grains
         with self._lock:
@@ -242,19 +242,38 @@ class ColdCache(Generic[Payload]):
                 if block is None or not block.is_whole:
                     break
                 chain.append(replace(block, children=set(), pinned_by=set()))
-        return chain
+            start = (fetch.hot_blocks + len(chain)) * BLOCK_TOKENS
+            parent = BlockKey(grains[start // GRAIN_TOKENS - 1]) if start else fetch.prepared.root.digest
+            usable = {
+                block.key: (self._usable_tokens(block, fetch.prepared.token_ids), block)
+                for block in self._storing.values()
+                if block.parent == parent and block.start == start
+            }
+        whole_blocks, held = fetch.hot_blocks + len(chain), max(fetch.hot_tokens, start)
+        tokens, last = max(usable.values(), key=lambda one: one[0], default=(0, None))
+        if last is not None and start + tokens > held:
+            held = start + tokens
+            chain.append(replace(last, children=set(), pinned_by=set()))
+        return _WaitingChain(tuple(chain), whole_blocks, held)
+
+    def _usable_tokens(self, block: Block[Payload], token_ids: Sequence[int]) -> int:
+        pairs = zip(block.token_ids, token_ids[block.start :], strict=False)
+        common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        if self._boundary == "any_token":
+            return common
+        return max((tokens for tokens in block.states if tokens <= common), default=0)
 
     def _read_chain(
         self,
         peer: Peer[BlockReply, BlockRequest],
         checks: Executor,
         fetch: PrefixFetch[Payload],
+        waiting: _WaitingChain[Payload],
         blocks: list[Block[Payload]],
     ) -> FetchOutcome:
         """Append what is read to `blocks`. Raises ColdCacheUnavailable when the daemon does not answer."""
         prepared = fetch.prepared
-        first_slot = fetch.hot_blocks + len(blocks)
-        held = max(fetch.hot_tokens, first_slot * BLOCK_TOKENS)
+        first_slot, held = waiting.whole_blocks, waiting.held_tokens
         found = self._call(
             peer,
             Lookup(
@@ -274,7 +293,7 @@ class ColdCache(Generic[Payload]):
         if gained <= 0:
             return FetchOutcome("" if blocks else "absent")
         file_bytes = sum(block.file_bytes for block in found.blocks)
-        restore_seconds = file_bytes / self._read_speed.bytes_per_second
+        restore_seconds = file_bytes / self.read_bytes_per_second
         compute_seconds = gained / fetch.prefill_tokens_per_second
         if restore_seconds > compute_seconds:
             return FetchOutcome(
@@ -284,9 +303,10 @@ class ColdCache(Generic[Payload]):
             )
         started = self._clock()
         read_bytes, reason = self._read_pieces(peer, checks, prepared, blocks, first_slot)
-        seconds = self._clock() - started
+        now = self._clock()
+        seconds = now - started
         if read_bytes:
-            self._read_speed.measured(read_bytes, seconds)
+            self._read_rate.measured(read_bytes, seconds, now)
         return FetchOutcome(
             reason if read_bytes == 0 or reason != "absent" else "",
             restored_bytes=read_bytes,

@@ -216,6 +216,9 @@ class StepLoop(Generic[Payload]):
                 self._cancelled_early.popitem(last=False)
             return
         self._fail(request_id, FailureKind.CANCELLED, "cancelled")
+        if self._rows[request_id].is_open:
+            # With the state of layers that cannot be cut: who timed out and asks again goes on from here.
+            self._keep_all(self._rows[request_id])
         self._forget([request_id])
 
     def _is_drained(self) -> bool:
@@ -505,7 +508,7 @@ class StepLoop(Generic[Payload]):
         """Of whatever it holds."""
         held = self._engine.tokens_held(row.prepared.request_id)
         self._keep(row, held)
-        if self._engine.keeps_states:
+        if self._engine.keeps_states and held:
             self._keep_state(row, held)
 
     def _keep_state(self, row: _Row, position: int) -> None:

@@ -7,7 +7,7 @@ messages in the loop's inbox.
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from protocol.generation import CacheReport, Pin, PinnedPrefix
 from protocol.ids import BLOCK_TOKENS, GRAIN_TOKENS, BlockKey, RequestId
@@ -112,6 +112,7 @@ class PrefixCache(Generic[Payload]):
         self._fetching: dict[RequestId, _Fetching] = {}
         self._evicted: OrderedDict[BlockKey, None] = OrderedDict()
         self._pins: dict[tuple[str, str], _Pinned] = {}
+        self._prefill_tokens_per_second: float | None = None
         self.misses: Counter[str] = Counter()
 
     # --- books -----------------------------------------------------------------------------------------------------
@@ -155,6 +156,7 @@ class PrefixCache(Generic[Payload]):
 
     def prefetch(self, prepared: Prepared, prefill_tokens_per_second: float) -> bool:
         """Ask the disk for what RAM lacks of this prompt. False when there is nothing to wait for."""
+        self._prefill_tokens_per_second = prefill_tokens_per_second
         if not self._is_on:
             return False
         hot = self._match(prepared)
@@ -292,7 +294,7 @@ class PrefixCache(Generic[Payload]):
             self._pin(prepared.request.cache.owner, warm.pin, blocks, now)
         if self._policy != "off":
             for block in blocks:
-                self._store(block)
+                self._store(block, although_slower="yes")
         return blocks
 
     def pin_on_disk(self, blocks: Sequence[Block[Payload]], owner: str, pin: Pin) -> None:
@@ -439,7 +441,21 @@ class PrefixCache(Generic[Payload]):
             is_storable=cache.retention == "disk",
         )
 
-    def _store(self, block: Block[Payload]) -> bool:
+    def _store(self, block: Block[Payload], *, although_slower: Literal["yes", "no"] = "no") -> bool:
+        """Not what would take longer to read than to compute: it would never be read. Unless somebody asked for it by
+        warming or pinning it, since the device may be busy then and the disk is not."""
         if not block.is_storable or block.is_durable or not block.grains or self._cold.is_storing(block.key):
             return False
-        return self._cold.store(block)
+        if although_slower == "no" and not block.pinned_by and self._is_slower_to_read(block):
+            self.misses["not_written_disk_slower"] += 1
+            return False
+        is_taken = self._cold.store(block)
+        if not is_taken:
+            self.misses["not_written_staging_full"] += 1
+        return is_taken
+
+    def _is_slower_to_read(self, block: Block[Payload]) -> bool:
+        if self._prefill_tokens_per_second is None:
+            return False
+        read_seconds = block.size_bytes / self._cold.read_bytes_per_second
+        return read_seconds > len(block.token_ids) / self._prefill_tokens_per_second

@@ -36,8 +36,8 @@ def chat(*contents: str) -> ChatPrompt:
 
 def rendered(prompt: Prompt) -> str:
     match prompt:
-        case ChatPrompt(messages=messages, template_arguments=arguments):
-            head = "" if not arguments else repr(arguments)
+        case ChatPrompt(messages=messages, template_arguments=arguments, tools=tools):
+            head = ("" if not arguments else repr(arguments)) + "".join(f"<t>{tool.name}" for tool in tools)
             return head + "".join(f"<{message.role[0]}>{message.content}" for message in messages)
         case TextPrompt(text=text):
             return text

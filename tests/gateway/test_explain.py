@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from gateway.explain import WORKER_REASONS, Explanation, TierRange, explain
 from gateway.request_ring import RequestRecord
 from protocol.generation import CacheReport, ChatPrompt, TokenPrompt
+from protocol.tools import Tool
 from tests.gateway.explained import chat, finished, ram
 
 LONG = "You are careful. " * 40
@@ -97,6 +98,18 @@ def test_other_template_arguments_make_another_prompt() -> None:
     answer = check(finished(thinking, cache=ram(0, "absent")), finished(FRAME))
     assert (answer.reason, answer.first_divergent_message) == ("rendering_changed", None)
     assert answer.first_divergent_token == (0, 16)
+
+
+@pytest.mark.parametrize("prompt", [FRAME, NEXT, chat(LONG, "another question")])
+def test_other_tools_are_named(prompt: ChatPrompt) -> None:
+    """Whatever the conversation does behind them, since they stand in front of it; a system prompt that changed too is
+    named before them."""
+    tool = Tool(name="look")
+    earlier = finished(FRAME)
+    answer = check(finished(replace(prompt, tools=(tool,)), cache=ram(0, "absent")), earlier)
+    assert answer.reason == "tools_changed"
+    both = replace(chat("Be short. " + LONG, "the first question"), tools=(tool,))
+    assert check(finished(both, cache=ram(0, "absent")), earlier).reason == "system_changed"
 
 
 def test_another_model_and_another_salt() -> None:

@@ -46,7 +46,7 @@ from worker.cold_cache import ColdCache
 from worker.messages import BlocksFetched, BlockStored
 from worker.mlx_block_files import BlockFile, write_block
 from worker.prefix_cache import Fetch as PrefixFetch
-from worker.prefix_index import Block, BlockParts
+from worker.prefix_index import Block, BlockParts, State
 
 Kv = tuple[int, ...]
 Answer = BlockReply | dict[str, int] | None
@@ -627,5 +627,51 @@ def test_what_waits_to_be_written_is_read_from_memory(make: Make) -> None:
         if isinstance(message, BlocksFetched)
     )
 
-    assert [block.key for block in fetched.blocks] == [block.key for block in blocks[:2]]
+    assert [block.key for block in fetched.blocks] == [block.key for block in blocks]
     assert all(block.children == set() for block in fetched.blocks)
+
+
+def first_fetched(worker: Worker) -> BlocksFetched[Kv]:
+    return next(
+        message
+        for message in iter(lambda: worker.delivered.get(timeout=DEADLINE_SECONDS), None)
+        if isinstance(message, BlocksFetched)
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "states", "expected"),
+    [
+        ([*range(300), 7, 7], (), [256, 100]),  # a tail of which a part is shared
+        ([*range(200), 7, 7], (), [256]),  # a whole block likewise
+        ([9, *range(300)], (), []),
+        ([*range(300), 7, 7], (20, 99), [256, 100]),  # up to a state
+        ([*range(270), 7, 7], (20,), [256]),  # no state that is shared
+    ],
+)
+def test_a_tail_that_waits_is_read_from_memory(
+    make: Make, asked: list[int], states: tuple[int, ...], expected: list[int]
+) -> None:
+    """Whatever of what waits shares most with the prompt, as in RAM; the disk is asked for what comes after it."""
+    _, worker = make(lambda _: None, staging_budget_bytes=10**9, boundary="states" if states else "any_token")
+    blocks = chain_of_blocks(tokens(356))
+    blocks[-1].states = {after: State((), 1) for after in states}
+    for block in blocks:
+        worker.cache.store(block)
+    worker.cache.fetch(PrefixFetch(prepared("r", asked), 0, 0, 1.0))
+
+    fetched = first_fetched(worker)
+    assert [len(block.token_ids) for block in fetched.blocks] == expected
+
+
+def test_a_bad_time_of_the_disk_passes(make: Make) -> None:
+    """Refused as slower than computing, a prefix is read again when the measurement is old."""
+    now = [1000.0]
+    _, worker = make(holding(("/a", 16), file_bytes=12_000_000), clock=lambda: now[0])
+    for _ in range(40):
+        worker.cache._read_rate.measured(3_000_000, 1.0, now[0])
+    worker.cache.fetch(PrefixFetch(prepared("r", tokens(300)), 0, 0, 2000.0))
+    assert first_fetched(worker).outcome.miss_reason == "disk_slower"
+    now[0] += 1800.0
+    worker.cache.fetch(PrefixFetch(prepared("r", tokens(300)), 0, 0, 2000.0))
+    assert [len(block.token_ids) for block in first_fetched(worker).blocks] == [256]

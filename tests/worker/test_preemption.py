@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from protocol.generation import Delta, Drain, Finished, Ping, Pong, Prefilling, WorkerEvent
+from protocol.failures import FailureKind
+from protocol.generation import Cancel, Delta, Drain, Failed, Finished, Ping, Pong, Prefilling, WorkerEvent
 from protocol.ids import RequestId
 from protocol.latency import LatencyClass
 from protocol.sampling import Sampling
@@ -59,7 +60,7 @@ class TokenWords:
 class Inbox:
     """Everybody at once, or one after another at set reads; a ping at the end, then drained."""
 
-    def __init__(self, arrivals: Sequence[tuple[int, Prepared]]) -> None:
+    def __init__(self, arrivals: Sequence[tuple[int, Prepared | Cancel]]) -> None:
         self._arrivals = list(arrivals)
         self._last: list[Any] = [Ping(nonce=1), Drain(deadline_seconds=0.0)]
         self._reads = 0
@@ -112,7 +113,7 @@ class Run:
     def __init__(
         self,
         loaded: LoadedModel,
-        arrivals: Sequence[tuple[int, Prepared]],
+        arrivals: Sequence[tuple[int, Prepared | Cancel]],
         *,
         row_tokens: int | None = None,
         hot_bytes: int = 10**9,
@@ -290,3 +291,31 @@ def test_a_grammar_goes_on_where_it_was(load: Load) -> None:
     for start, name in enumerate(("b1", "b2", "i1", "i2")):
         sentence = [OneTokenAfterAnother(start).allowed(at) for at in range(ANSWER_TOKENS)]
         assert run.told(name).text == "".join(f"<{token}>" for token in sentence)
+
+
+# --- cancelled --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_next", "gemma3_text", "mamba2"])
+@pytest.mark.parametrize("reads", [4, 9, 16])
+def test_who_gives_up_and_asks_again_gets_ahead(load: Load, family: str, reads: int) -> None:
+    """What a cancelled row computed is kept with its state, in prefill or while it answers: the same prompt goes on
+    from there, and says what it says cold."""
+    token_ids = prompt(3, 400)
+    boundary = 384  # as the text plane sets it: the end of the last turn, in whole grains
+    asked = [
+        replace(prepared(name, token_ids, max_tokens=12), boundaries=(boundary,)) for name in ("gone", "again", "cold")
+    ]
+    cancelled = Run(
+        load(family), [(0, asked[0]), (reads, Cancel(request_id=RequestId("gone"))), (reads, asked[1])], slice_tokens=48
+    )
+    cold = Run(load(family), [(0, asked[2])], slice_tokens=48)
+
+    ends = [event for event in cancelled.events if isinstance(event, Failed)]
+    assert [(end.request_id, end.failure.kind) for end in ends] == [("gone", FailureKind.CANCELLED)]
+    progress = [event for event in cancelled.events if isinstance(event, Prefilling) and event.request_id == "gone"]
+    assert progress[-1].done_tokens > 0
+    again = cancelled.told("again")
+    # Once it answers, the state is behind the prompt's end: the same prompt goes on from its last boundary.
+    assert again.finished.usage.cached_tokens >= min(progress[-1].done_tokens, boundary)
+    assert again.text == cold.told("cold").text

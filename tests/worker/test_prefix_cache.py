@@ -414,3 +414,44 @@ def test_tokens_from_ram_and_from_disk_are_told_apart() -> None:
 
     assert (report.ram_tokens, report.disk_tokens, match.tokens) == (300, 340, 640)
     assert (report.restored_bytes, report.restore_seconds) == (9, 0.5)
+
+
+# --- what a write is worth --------------------------------------------------------------------------------------------
+
+
+def test_what_is_slower_to_read_than_to_compute_is_not_written() -> None:
+    """By the rates measured: it would never be read. It is counted; when the disk is fast again it is written."""
+    kit = Kit("through")
+    kit.disk.read_bytes_per_second = 500.0  # of 10 bytes a token: 50 tokens a second
+    request = prepared("r", tokens(300))
+    kit.cache.prefetch(request, 100.0)
+    kit.keep(request, request.token_ids, 0, 300)
+    kit.cache.request_over(request, request.token_ids, ())
+    assert kit.disk.stored == []
+    assert kit.cache.misses["not_written_disk_slower"] == 2
+
+    kit.disk.read_bytes_per_second = 2000.0
+    assert kit.cache.store_everything() == 2
+
+
+def test_what_is_warmed_is_written_anyway() -> None:
+    """Whoever asks for it wants it there, whatever it costs to read."""
+    kit = Kit()
+    kit.disk.read_bytes_per_second = 1.0
+    request = prepared("r", tokens(300), pin=Pin(name="p"))
+    kit.cache.prefetch(request, 100.0)
+    kit.keep(request, request.token_ids, 0, 300)
+    assert len(kit.cache.warmed(request, now=0.0)) == len(kit.disk.stored) == 2
+
+
+def test_what_a_full_queue_refuses_is_counted() -> None:
+    """And asked again when its time comes: it is not durable."""
+    kit = Kit("through")
+    request = prepared("r", tokens(300))
+    kit.keep(request, request.token_ids, 0, 300)
+    taken = kit.disk.store
+    kit.disk.store = lambda block: False  # pyright: ignore[reportAttributeAccessIssue]
+    kit.cache.request_over(request, request.token_ids, ())
+    assert kit.cache.misses["not_written_staging_full"] == 2
+    kit.disk.store = taken  # pyright: ignore[reportAttributeAccessIssue]
+    assert kit.cache.store_everything() == 2
