@@ -6,7 +6,8 @@ stands what each gets; the scheduler asks, and does.
 - *Gap.* What runs between two tokens of a row lasts at most `_GAPS`, slow passes included. Apart, that is a slice and
   the step after it; mixed, it is one pass, which is the step as well.
 - *Worth.* But a slice is not so short that starting it costs more than its tokens do, and a mixed pass not so short
-  that less than `_WORTHWHILE` of it is the prompt's.
+  that less than `_WORTHWHILE` of it is the prompt's. A prompt of a lower class than the rows has no such claim: its
+  mixed passes are `stretch` times a step, or a few tokens.
 - *Share.* Rows keep `_SHARES` of the time. A slice of T seconds owes them `share / (1 - share) * T` of decode before
   the next one. In a mixed pass they decoded already: it owes only what a step lacks to their share of its T seconds,
   and that is paid when it has become a step.
@@ -50,7 +51,15 @@ class SchedulerSettings:
 
 
 @dataclass(frozen=True)
-class _Beside:
+class Beside:
+    """The rows that ride along: how many, and the highest lane that decodes on the device."""
+
+    rows: int
+    lane: Lane
+
+
+@dataclass(frozen=True)
+class _Values:
     """A value for slices of a higher lane than that of the decoding rows, of the same, and of a lower one."""
 
     higher: float
@@ -62,21 +71,22 @@ class _Beside:
 
 
 _GAPS = {
-    Lane.INTERACTIVE: _Beside(0.75, 0.75, 0.5),
-    Lane.STANDARD: _Beside(1.25, 1.25, 0.5),
-    Lane.BATCH: _Beside(2.5, 2.5, 1.0),
+    Lane.INTERACTIVE: _Values(0.75, 0.75, 0.5),
+    Lane.STANDARD: _Values(1.25, 1.25, 0.5),
+    Lane.BATCH: _Values(2.5, 1.0, 1.0),
 }
-"""By the highest lane that decodes: how long a gap between its tokens may be, in `slice_seconds`."""
+"""By the highest lane that decodes: how long a gap between its tokens may be, in `slice_seconds`. Nobody reads along
+with batch rows; but who comes meanwhile waits for the pass to end."""
 
 _SHARES = {
-    Lane.INTERACTIVE: _Beside(0.5, 0.5, 0.9),
-    Lane.STANDARD: _Beside(0.2, 0.2, 0.8),
-    Lane.BATCH: _Beside(0.1, 0.2, 0.5),
+    Lane.INTERACTIVE: _Values(0.5, 0.5, 0.9),
+    Lane.STANDARD: _Values(0.2, 0.2, 0.8),
+    Lane.BATCH: _Values(0.1, 0.2, 0.5),
 }
 """By the highest lane that decodes: the part of the time it keeps while a prompt is prefilled. Who reads along keeps
 half of his speed; a program's stream only has to go on, so that the next program's first token comes soon."""
 
-_IDLE_GAPS = {Lane.INTERACTIVE: 1.0, Lane.STANDARD: 1.0, Lane.BATCH: 0.5, Lane.WARM: 0.25}
+_IDLE_GAPS = {Lane.INTERACTIVE: 1.0, Lane.STANDARD: 1.0, Lane.BATCH: 0.25, Lane.WARM: 0.25}
 """When nothing decodes, in `idle_slice_seconds`: the lower the lane, the sooner it has to let a higher one by."""
 
 _WORTHWHILE = 0.4
@@ -110,18 +120,23 @@ def slice_tokens(settings: SchedulerSettings, costs: CostModel, prompt: Sequence
     return tokens
 
 
-def mixed_tokens(settings: SchedulerSettings, costs: CostModel, prompt: Sequence, seconds: float, rows: int) -> int:
-    """Of a slice that `rows` rows ride along with, in a pass that is to last `seconds`."""
-    return _inside(settings, prompt, mixed_pass_tokens(settings, costs, prompt.prefilled, seconds, rows))
+def mixed_tokens(settings: SchedulerSettings, costs: CostModel, prompt: Sequence, lane: Lane, beside: Beside) -> int:
+    """Of a slice on behalf of `lane` that rows ride along with."""
+    return _inside(settings, prompt, mixed_pass_tokens(settings, costs, prompt.prefilled, lane, beside))
 
 
-def mixed_pass_tokens(settings: SchedulerSettings, costs: CostModel, context: int, seconds: float, rows: int) -> int:
+def mixed_pass_tokens(settings: SchedulerSettings, costs: CostModel, context: int, lane: Lane, beside: Beside) -> int:
     """The same, of a prompt that has no end.
 
     Never less than the floor: what a pass takes beyond a step is laid to its tokens. Where it is slow for another
     reason (a number of rows whose step was never measured, a busy machine) few tokens look dear, and fewer dearer.
     """
-    least = max(settings.mixed_floor_tokens, costs.worthwhile_tokens(_WORTHWHILE, context, rows))
+    rows, least = beside.rows, settings.mixed_floor_tokens
+    if lane > beside.lane:
+        seconds = settings.stretch * costs.step_seconds(rows)
+    else:
+        seconds = gap_seconds(settings, lane, beside.lane)
+        least = max(least, costs.worthwhile_tokens(_WORTHWHILE, context, rows))
     return min(max(costs.mixed_tokens_in(seconds, context, rows), least), settings.ceiling_tokens)
 
 

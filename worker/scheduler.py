@@ -30,7 +30,8 @@ that one waits for as many slices at most for each of its own, and for what thos
 waits for a row that one of a lower has for a stint at most, and for another for each of his class before him.
 
 A slice is bounded by *time*, as `pacing` says. Where the engine can, and where it was measured to be no slower, a slice
-beside decoding rows is *mixed*: the same pass gives each row its next token.
+beside decoding rows is *mixed*: the same pass gives each row its next token. Rows of the batch class alone do not ride
+along with a prompt of a higher one: they would make its passes longer.
 
 What the rules look at is in `books`, which also hear what happened; who stands where, in `places`.
 """
@@ -124,13 +125,15 @@ class Scheduler(SchedulerBooks):
         if not sequence.is_open:
             victim = self._settings.live_kv.gives_way(sequence, self.places.live())
             return Open(sequence.request_id) if victim is None else Preempt(victim.request_id)
-        if self.is_mixing:
-            gap = pacing.gap_seconds(self._settings, lane, min(self._lanes_beside()))
-            rows = len(self.places.decoding)
-            tokens = pacing.mixed_tokens(self._settings, self.costs, sequence, gap, rows)
+        if self.is_mixing and not self._goes_before_batch_rows(lane):
+            beside = pacing.Beside(len(self.places.decoding), min(self._lanes_beside()))
+            tokens = pacing.mixed_tokens(self._settings, self.costs, sequence, lane, beside)
             return Mixed(sequence.request_id, tokens, lane)
         tokens = pacing.slice_tokens(self._settings, self.costs, sequence, self._slice_seconds(lane))
         return Prefill(sequence.request_id, tokens, lane)
+
+    def _goes_before_batch_rows(self, lane: Lane) -> bool:
+        return self.places.highest_row is Lane.BATCH and lane < Lane.BATCH
 
     def _has_to_learn_steps(self) -> bool:
         """Whether a step must run alone first: what a mixed pass takes is told from what a step takes."""

@@ -49,7 +49,7 @@ class Pace:
         rows = self._highest_row
         if rows is None:
             return self._costs.prefill_seconds(left, context)
-        if self._slices == "apart":
+        if self._slices == "apart" or (rows is Lane.BATCH and sequence.lane < rows):
             seconds = self._costs.prefill_seconds(left, context)
             return seconds + pacing.owed_seconds(sequence.lane, rows, seconds=seconds, decoded_seconds=0.0)
         tokens = min(self._pass_tokens(sequence.lane, rows, context), left)
@@ -62,8 +62,8 @@ class Pace:
         """Of a mixed pass of a long prompt; those that have not begun all have the same."""
         if context == 0 and lane in self._passes:
             return self._passes[lane]
-        gap = pacing.gap_seconds(self._settings, lane, rows)
-        tokens = pacing.mixed_pass_tokens(self._settings, self._costs, context, gap, self._rows)
+        beside = pacing.Beside(self._rows, rows)
+        tokens = pacing.mixed_pass_tokens(self._settings, self._costs, context, lane, beside)
         if context == 0:
             self._passes[lane] = tokens
         return tokens
