@@ -39,8 +39,9 @@ _BOOKKEEPING_BYTES = 4096
 _SELF_TEST_TOLERANCE = 0.02
 """Of the largest logit: the noise of bf16, and far below what a wrong position or a wrong row does."""
 
-_SELF_TEST_TOKENS = (32, 16)
-"""How many tokens the self-test keeps, and how many it then computes on top. Small: it runs at every load."""
+_SELF_TEST_TOKENS = (16, 16, 16)
+"""How many tokens the self-test keeps in each of two blocks, and how many it then computes on top. Two, or a wrong join
+of blocks would not show; small, because it runs at every load."""
 
 
 @dataclass
@@ -388,25 +389,27 @@ class MlxEngine:
             return f"{type(why).__name__}: {str(why)[:200]}"
 
     def _reuse_fault(self) -> str:
-        """Cut a cache, take it up again, and compare what it says next. Empty when that is the same."""
-        kept, more = _SELF_TEST_TOKENS
+        """Cut a cache into two blocks, join them in another, and compare what it holds and what it says next.
+
+        Empty when both are the same. What it says is not enough: attention is blind to the order of what it sees, so
+        blocks in the wrong order would only show once a sequence is cut again.
+        """
+        first_tokens, second_tokens, more = _SELF_TEST_TOKENS
+        kept = first_tokens + second_tokens
         tokens = mx.array([[(7 * i + 3) % min(self._vocabulary_size, 997) for i in range(kept + more)]], mx.int32)
         first, second = make_prompt_cache(self._model), make_prompt_cache(self._model)
         self._model(tokens[:, :kept], cache=first)
         mx.eval([cache.state for cache in first])
-        payload = self._layout.cut(leaves(first), 0, 0, kept)
+        whole = self._layout.cut(leaves(first), 0, 0, kept)
+        uses = [
+            self._self_test_use(leaves(first), start, end) for start, end in ((0, first_tokens), (first_tokens, kept))
+        ]
         state = snapshot(leaves(first), self._shape)
         expected = self._model(tokens[:, kept:], cache=first)[0, -1].astype(mx.float32)
-        block = Block(
-            key=BlockKey(b""),
-            parent=BlockKey(b""),
-            start=0,
-            token_ids=(0,) * kept,
-            grains=(),
-            payload=payload,
-            kv_bytes=0,
-        )
-        self._layout.fill(leaves(second), [BlockUse(block, kept)], kept + more)
+        self._layout.fill(leaves(second), uses, kept + more)
+        joined = self._layout.cut(leaves(second), 0, 0, kept)
+        if not all(bool(mx.array_equal(whole[name], joined[name])) for name in whole):
+            return "the reuse self-test failed: joined blocks are not what they were cut from"
         resume(leaves(second), self._shape, state)
         seen = self._model(tokens[:, kept:], cache=second)[0, -1].astype(mx.float32)
         worst = float(mx.max(mx.abs(expected - seen)).item())  # pyright: ignore[reportArgumentType]
@@ -414,3 +417,15 @@ class MlxEngine:
         if not worst <= _SELF_TEST_TOLERANCE * scale:
             return f"the reuse self-test failed: logits differ by {worst:.3g} of {scale:.3g}"
         return ""
+
+    def _self_test_use(self, caches: Sequence[Any], start: int, end: int) -> BlockUse[KVArrays]:
+        block = Block(
+            key=BlockKey(b""),
+            parent=BlockKey(b""),
+            start=start,
+            token_ids=(0,) * (end - start),
+            grains=(),
+            payload=self._layout.cut(caches, 0, start, end),
+            kv_bytes=0,
+        )
+        return BlockUse(block, end - start)

@@ -19,7 +19,7 @@ from tests.worker.block_files import leased_file, read_whole
 from tests.worker.parts import FINGERPRINT, GREEDY, prepared
 from tests.worker.test_prefix_cache import RecordingDisk
 from tests.worker.tiny_models import CONFIGS, VOCABULARY, make_tiny_model
-from worker import hashing
+from worker import hashing, mlx_blocks
 from worker.engine import Drawn
 from worker.mlx_engine import MlxEngine
 from worker.mlx_model import LoadedModel, context_tokens, load_model
@@ -475,6 +475,32 @@ def test_logprobs_of_a_drawn_token(llama: Model) -> None:
 
 
 # --- reuse ----------------------------------------------------------------------------------------------------------
+
+
+def _first_block_twice(uses: Sequence[Any]) -> list[Any]:
+    return [uses[0]] * len(uses)
+
+
+def _backwards(uses: Sequence[Any]) -> list[Any]:
+    return list(reversed(uses))
+
+
+@pytest.mark.parametrize("disorder", [_first_block_twice, _backwards])
+def test_a_wrong_join_of_blocks_turns_reuse_off(
+    model_of: Callable[[str], Model], monkeypatch: pytest.MonkeyPatch, disorder: Callable[[Sequence[Any]], list[Any]]
+) -> None:
+    """Each block alone comes back whole; only their join is wrong. The self-test at load sees it and says so."""
+    joined: Callable[..., mx.array] = mlx_blocks._joined  # pyright: ignore[reportPrivateUsage]
+
+    def wrongly_joined(uses: Sequence[Any], *where: Any) -> mx.array:
+        return joined(disorder(uses), *where)
+
+    monkeypatch.setattr(mlx_blocks, "_joined", wrongly_joined)
+    reuse = model_of("llama").engine().prefix_reuse
+    assert not reuse.available
+    assert "self-test" in reuse.reason
+    monkeypatch.undo()
+    assert model_of("llama").engine().prefix_reuse.available
 
 
 @pytest.mark.parametrize("family", sorted(CUTTABLE))
