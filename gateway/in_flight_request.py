@@ -37,6 +37,9 @@ Phase = Literal["waiting_for_model", "queued", "prefilling", "decoding"]
 HELD_BY_RESTART = "restart"
 """Its process is being replaced, and the next one begins it from the start."""
 
+HELD_BY_ROWS = "rows"
+"""What a worker says of a request that waits for a row, as in `protocol.generation.Waiting`."""
+
 _RUNNING: tuple[Phase, ...] = ("prefilling", "decoding")
 
 
@@ -106,7 +109,7 @@ class InFlightRequest(Struct, kw_only=True):
     @property
     def has_cost(self) -> bool:
         """Whether a model worked on it."""
-        return self.is_running or bool(self.ends) or self.counted_tokens is not None
+        return self.is_running or self.prefilling is not None or bool(self.ends) or self.counted_tokens is not None
 
     @property
     def tokens(self) -> int:
@@ -177,7 +180,7 @@ def _advance_first(
         case Waiting():
             request.ahead, request.eta_seconds = event.ahead, event.eta_seconds
             hold(request, event.held_by, now)
-            if request.phase == "waiting_for_model":
+            if request.phase == "waiting_for_model" or (event.held_by == HELD_BY_ROWS and _prompt_is_done(request)):
                 request.phase = "queued"
         case Prefilling():
             if request.prefill_began is None:
@@ -203,6 +206,12 @@ def hold(request: InFlightRequest, held_by: str, now: float) -> None:
     if request.held_by:
         request.held[request.held_by] = request.held.get(request.held_by, 0.0) + now - request.held_since
     request.held_by, request.held_since = held_by, now
+
+
+def _prompt_is_done(request: InFlightRequest) -> bool:
+    """Whether it is between its prompt and its first token. The last token is read by the step that draws."""
+    progress = request.prefilling
+    return request.phase == "prefilling" and progress is not None and progress.done_tokens >= progress.total_tokens - 1
 
 
 def _decodes(request: InFlightRequest, now: float) -> None:

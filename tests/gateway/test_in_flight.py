@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -115,6 +116,21 @@ def test_the_phases_of_a_life() -> None:
     assert (view.phase, view.eta_seconds, view.progress, view.completion_tokens) == ("decoding", None, None, 2)
     advance(entry, Waiting(request_id=ID, ahead=0, held_by="higher_class"), 8.0)
     assert book.view(entry, loading=None, now=8.0).held_by == "higher_class"
+    assert entry.phase == "decoding"
+
+
+@pytest.mark.parametrize(
+    ("done_tokens", "held_by", "phase"),
+    [(99, "rows", "queued"), (60, "rows", "prefilling"), (99, "higher_class", "prefilling")],
+)
+def test_a_done_prompt_that_waits_for_a_row_is_queued(done_tokens: int, held_by: str, phase: str) -> None:
+    """Nothing of it is read any more, so it says for what it waits; an unfinished prompt stays one. Then it decodes."""
+    progress = Prefilling(request_id=ID, done_tokens=done_tokens, total_tokens=100, cached_tokens=0, eta_seconds=None)
+    book, entry = after(QUEUED, progress, Waiting(request_id=ID, ahead=0, held_by=held_by))
+    view = book.view(entry, loading=None, now=9.0)
+    assert (view.phase, view.held_by) == (phase, held_by)
+    assert entry.has_cost  # a prompt that was read is on the bill, also of one that is cancelled now
+    advance(entry, DELTA, 10.0)
     assert entry.phase == "decoding"
 
 
