@@ -142,7 +142,9 @@ class Answering:
         urgency = class_asked(asked.headers, service_tier=accepted.service_tier, priority=accepted.priority)
         latency_class = granted_class(urgency, rights)
         work = tuple(
-            replace(command, latency_class=latency_class, tenant=asked.caller.key_name)
+            replace(
+                command, latency_class=latency_class, tenant=asked.caller.key_name, tenant_weight=asked.caller.weight
+            )
             if isinstance(command, Generate)
             else command
             for command in accepted.work

@@ -170,6 +170,7 @@ def _identify(
                 cache_ttl_seconds=record.cache_ttl_seconds,
                 classes=record.classes,
                 limits=record.limits,
+                weight=record.weight,
             )
             return Admitted(caller=caller, role="caller")
     return Failure(

@@ -30,6 +30,7 @@ KEY_PREFIX = "mlxd-"
 
 _HEAD = b"# Written by `mlxd keys`. A key itself is in no file: this holds its hash.\n"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_LEAST_WEIGHT, _MOST_WEIGHT = 0.1, 100.0
 _log = structlog.stdlib.get_logger("mlxd.keys")
 
 
@@ -42,7 +43,8 @@ class KeyRecord(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
 
     `cache_ttl_seconds`: blocks of this key that nobody used for so long leave the disk. None: they stay while there is
     room. `default_class` is what its requests are unless they say otherwise, `highest_class` the most that they can be.
-    The limits are those of KeyLimits; None is no limit of its own.
+    The limits are those of KeyLimits; None is no limit of its own. Beside others of its class a key of `weight` 2 gets
+    twice as much of a model as one of 1.
     """
 
     name: str
@@ -55,6 +57,7 @@ class KeyRecord(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     max_running: int | None = None
     max_queued: int | None = None
     tokens_per_day: int | None = None
+    weight: float = 1.0
 
     @property
     def classes(self) -> ClassRights:
@@ -227,6 +230,8 @@ def _wrong_limits(record: KeyRecord) -> str | None:
         return "max_queued must be at least 1, or at least 0 beside a max_running"
     if record.tokens_per_day is not None and record.tokens_per_day < 1:
         return "tokens_per_day must be at least 1"
+    if not _LEAST_WEIGHT <= record.weight <= _MOST_WEIGHT:
+        return f"weight must be from {_LEAST_WEIGHT} to {_MOST_WEIGHT:g}"
     return None
 
 

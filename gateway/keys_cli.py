@@ -40,6 +40,9 @@ QueuedOption = Annotated[
 TokensOption = Annotated[
     str | None, typer.Option("--tokens-per-day", metavar="N", help="Prompt and completion tokens in a day (UTC).")
 ]
+WeightOption = Annotated[
+    float | None, typer.Option("--weight", help="Its share of a model beside other keys; 1 is usual.")
+]
 
 
 @keys_app.command("add")
@@ -56,6 +59,7 @@ def keys_add(  # noqa: PLR0913  (one for each option)
     max_running: RunningOption = None,
     max_queued: QueuedOption = None,
     tokens_per_day: TokensOption = None,
+    weight: WeightOption = None,
     home: HomeOption = None,
 ) -> None:
     """Make a key and show it, once."""
@@ -69,7 +73,7 @@ def keys_add(  # noqa: PLR0913  (one for each option)
         now_unix=int(time.time()),
         share_cache_with=share_cache_with,
         cache_ttl_seconds=cache_ttl_seconds,
-        terms=_terms(default_class, highest_class, limits=_limits(max_running, max_queued, tokens_per_day)),
+        terms=_terms(default_class, highest_class, weight, limits=_limits(max_running, max_queued, tokens_per_day)),
     )
     typer.echo(key)
     _remark("this is the only time it is shown; a running service knows it already")
@@ -83,13 +87,14 @@ def keys_change(
     max_running: RunningOption = None,
     max_queued: QueuedOption = None,
     tokens_per_day: TokensOption = None,
+    weight: WeightOption = None,
     home: HomeOption = None,
 ) -> None:
     """Change a key's classes and limits; its next request has them. What is not named stays."""
     changed = change_key(
         _keys_path(home),
         name,
-        _terms(default_class, highest_class, limits=_limits(max_running, max_queued, tokens_per_day)),
+        _terms(default_class, highest_class, weight, limits=_limits(max_running, max_queued, tokens_per_day)),
     )
     typer.echo(f"{changed.name}: {changed.default_class}, at most {changed.highest_class}; {_limits_text(changed)}")
 
@@ -137,7 +142,11 @@ def _remark(text: str) -> None:
 
 
 def _terms(
-    default_class: LatencyClass | None, highest_class: LatencyClass | None, *, limits: dict[str, int | None]
+    default_class: LatencyClass | None,
+    highest_class: LatencyClass | None,
+    weight: float | None,
+    *,
+    limits: dict[str, int | None],
 ) -> Callable[[KeyRecord], KeyRecord]:
     """What changes in a record. A ceiling below the default takes the default down with it, unless both were named."""
 
@@ -146,7 +155,8 @@ def _terms(
         default = default_class or record.default_class
         if default_class is None and default.rank < highest.rank:
             default = highest
-        return replace(record, default_class=default, highest_class=highest, **limits)
+        share = record.weight if weight is None else weight
+        return replace(record, default_class=default, highest_class=highest, weight=share, **limits)
 
     return changed
 
@@ -178,4 +188,6 @@ def _limits_text(record: KeyRecord) -> str:
         )
         if value is not None
     ]
+    if record.weight != 1:
+        words.append(f"weight {record.weight:g}")
     return ", ".join(words) or "no limits"

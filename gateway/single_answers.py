@@ -107,7 +107,7 @@ class SingleAnswers:
         urgency = class_asked(headers, service_tier=asked.service_tier, priority=asked.priority)
         latency_class = granted_class(urgency, caller.classes)
         unheard = not_understood(headers, service_tier=asked.service_tier, priority=asked.priority)
-        work = replace(asked.work, latency_class=latency_class, tenant=caller.key_name)
+        work = replace(asked.work, latency_class=latency_class, tenant=caller.key_name, tenant_weight=caller.weight)
         return replace(asked, work=work, ignored=asked.ignored + unheard)
 
     def _enter(self, asked: SingleWork[Any], caller: Caller) -> Place | Literal["needs none"] | Failure:

@@ -102,9 +102,9 @@ class Generate(Struct, frozen=True, kw_only=True, tag=True):
 
     `max_tokens` None means up to the context's end. `top_logprobs` None means no logprobs, 0 the chosen token's only.
     `latency_class` is what the caller's key allows of what was asked; inside a class `tenant`s (a key's name) share
-    fairly. `tool_use` None: no part of the text is a call. `reasoning` "split" tells it apart from the answer, "keep"
-    leaves the text as the model wrote it; at most `reasoning_budget_tokens` of it are drawn (None: no bound), then the
-    worker ends it. `ignore_end` goes on after the model's end-of-turn token.
+    by their weights. `tool_use` None: no part of the text is a call. `reasoning` "split" tells it apart from the
+    answer, "keep" leaves the text as the model wrote it; at most `reasoning_budget_tokens` of it are drawn (None: no
+    bound), then the worker ends it. `ignore_end` goes on after the model's end-of-turn token.
     """
 
     request_id: RequestId
@@ -116,6 +116,7 @@ class Generate(Struct, frozen=True, kw_only=True, tag=True):
     top_logprobs: int | None = None
     latency_class: LatencyClass = LatencyClass.STANDARD
     tenant: str = ""
+    tenant_weight: float = 1.0
     cache: CacheUse = CacheUse()
     tool_use: ToolUse | None = None
     constraint: Constraint | None = None
@@ -166,6 +167,7 @@ class Embed(Struct, frozen=True, kw_only=True, tag=True):
     overlong: Literal["refuse", "cut"] = "refuse"
     latency_class: LatencyClass = LatencyClass.STANDARD
     tenant: str = ""
+    tenant_weight: float = 1.0
 
 
 class Rerank(Struct, frozen=True, kw_only=True, tag=True):
@@ -177,6 +179,7 @@ class Rerank(Struct, frozen=True, kw_only=True, tag=True):
     overlong: Literal["refuse", "cut"] = "refuse"
     latency_class: LatencyClass = LatencyClass.STANDARD
     tenant: str = ""
+    tenant_weight: float = 1.0
 
 
 Work = Generate | Warm | Tokenize | Detokenize | Check | Embed | Rerank

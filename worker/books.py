@@ -102,7 +102,7 @@ class SchedulerBooks:
     # --- what happened ---------------------------------------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
-        self._tenants.arrived(sequence.tenant)
+        self._tenants.arrived(sequence.tenant, sequence.tenant_weight)
         self._into_line(sequence)
 
     def _into_line(self, sequence: Sequence) -> None:

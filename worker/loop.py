@@ -201,6 +201,7 @@ class StepLoop(Generic[Payload]):
                 boundaries=prepared.boundaries if self._engine.keeps_states else (),
                 lane=lane_of(prepared),
                 tenant=prepared.request.tenant,
+                tenant_weight=prepared.request.tenant_weight,
                 grains=prepared.grains if self._cache.is_on else (),
             )
         )

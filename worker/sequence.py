@@ -122,6 +122,7 @@ class Sequence:
     arrived: float
     lane: Lane = Lane.STANDARD
     tenant: str = ""
+    tenant_weight: float = 1.0
     blocks_deadline: float | None = None
     boundaries: tuple[int, ...] = ()
     grains: tuple[Grain, ...] = ()

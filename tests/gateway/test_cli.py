@@ -88,7 +88,10 @@ def test_a_keys_classes_and_limits(mlxd: Command, home: Path):
     assert "5000 tokens a day" in mlxd("keys", "list")[1]
     code, shown, _ = mlxd("keys", "change", "ann", "--max-queued", "none", "--max-running", "none")
     assert (code, shown) == (0, "ann: batch, at most standard; 5000 tokens a day\n")
+    code, shown, _ = mlxd("keys", "change", "ann", "--weight", "0.5")
+    assert (code, shown) == (0, "ann: batch, at most standard; 5000 tokens a day, weight 0.5\n")
     for arguments, words in (
+        (["--weight", "0"], "weight must be from 0.1 to 100"),
         (["--max-running", "many"], "--max-running: write a whole number"),
         (["--max-running", "0"], "max_running must be at least 1"),
         (["--class", "interactive"], "above highest_class standard"),

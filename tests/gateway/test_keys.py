@@ -203,11 +203,11 @@ def test_limits_can_be_changed_while_the_service_runs(path: Path):
     """The next refresh has them; the key itself stays what it was."""
     key = add_key(path, "ann", now_unix=0)
     ring = Keyring(path)
-    change_key(path, "ann", lambda record: replace(record, max_running=2, default_class=LatencyClass.BATCH))
+    change_key(path, "ann", lambda record: replace(record, max_running=2, default_class=LatencyClass.BATCH, weight=2))
     ring.refresh()
     ann = ring.match(key)
     assert ann is not None
-    assert (ann.limits.max_running, ann.classes.default) == (2, LatencyClass.BATCH)
+    assert (ann.limits.max_running, ann.classes.default, ann.weight) == (2, LatencyClass.BATCH, 2.0)
     with pytest.raises(KeysError, match="the keys are: ann"):
         change_key(path, "bob", lambda record: record)
 
@@ -219,6 +219,8 @@ def test_limits_can_be_changed_while_the_service_runs(path: Path):
         ({"max_queued": 0}, "max_queued must"),
         ({"max_queued": -1, "max_running": 1}, "max_queued must"),
         ({"tokens_per_day": 0}, "tokens_per_day must"),
+        ({"weight": 0.0}, "weight must"),
+        ({"weight": 1e9}, "weight must"),
         ({"highest_class": LatencyClass.BATCH}, "is above highest_class"),
     ],
 )

@@ -51,6 +51,7 @@ def _generate(prompt: generation.Prompt, constraint: tools.Constraint | None = N
         top_logprobs=1,
         latency_class=LatencyClass.INTERACTIVE,
         tenant="ada",
+        tenant_weight=2.0,
         cache=generation.CacheUse(
             scope=b"salt", owner="0011223344556677", retention="in_memory", disk_ttl_seconds=3600.0
         ),
@@ -103,6 +104,7 @@ EXAMPLES: tuple[Struct, ...] = (
         overlong="cut",
         latency_class=LatencyClass.BATCH,
         tenant="ada",
+        tenant_weight=2.0,
     ),
     generation.Rerank(
         request_id=_REQUEST,
@@ -111,6 +113,7 @@ EXAMPLES: tuple[Struct, ...] = (
         overlong="cut",
         latency_class=LatencyClass.BATCH,
         tenant="ada",
+        tenant_weight=2.0,
     ),
     generation.Unpin(owner="ab", name="repo"),
     generation.SetBudget(hot_cache_bytes=1000),

@@ -157,6 +157,7 @@ class EmbeddingLoop:
             [len(row.token_ids) for row in prepared.rows],
             latency_class=prepared.request.latency_class,
             tenant=prepared.request.tenant,
+            tenant_weight=prepared.request.tenant_weight,
         )
         if not prepared.rows:
             self._finish(job)

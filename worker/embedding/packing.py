@@ -88,7 +88,13 @@ class Packer:
         return min((waiting.rank for waiting in self._waiting.values()), default=None)
 
     def add(
-        self, request_id: RequestId, lengths: Sequence[int], *, latency_class: LatencyClass, tenant: str = ""
+        self,
+        request_id: RequestId,
+        lengths: Sequence[int],
+        *,
+        latency_class: LatencyClass,
+        tenant: str = "",
+        tenant_weight: float = 1.0,
     ) -> None:
         """A request whose rows have so many tokens each."""
         by_length: dict[int, deque[Row]] = {}
@@ -99,7 +105,7 @@ class Packer:
         self._waiting[request_id] = _Waiting(
             request_id=request_id, rank=latency_class.rank, tenant=tenant, by_length=by_length, left=len(lengths)
         )
-        self._tenants.arrived(tenant)
+        self._tenants.arrived(tenant, tenant_weight)
 
     def remove(self, request_id: RequestId) -> None:
         """Nobody wants its rows any more. An unknown one is fine."""
