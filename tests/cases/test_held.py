@@ -143,6 +143,7 @@ def test_b06_clients_wait_as_long_as_a_worker_is_held(brisk: LiveService) -> Non
         holding.result(LONG_HELD_SECONDS + 5)
         assert [answer.result(20) for answer in answers] == [TEXT] * len(answers)
     assert brisk.model(MODEL).pid == pid
+    until("it is seen to go on", lambda: "worker_continued" in brisk.log[log_length:])
     said = brisk.log[log_length:]
     assert (said.count("worker_suspended"), said.count("worker_continued")) == (1, 1)
 

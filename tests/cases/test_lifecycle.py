@@ -161,7 +161,7 @@ def test_e04_what_can_finish_finishes(script_model: Path) -> None:
     """E04: a request that ends within the drain's time ends as if nothing was."""
     with live_service({MODEL: script_model}) as service, service.client() as client:
         with open_stream(client, body(MODEL, said="SC19")) as stream:
-            chunks = stream.chunks()
+            chunks = stream.chunks_from_text()
             next(chunks)
             assert service.process is not None
             service.process.send_signal(signal.SIGTERM)

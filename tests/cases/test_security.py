@@ -310,7 +310,7 @@ def _crash_with_prompts(service: LiveService, key: str) -> None:
     """Deaths that print: the interpreter's fault handler, and a cut-off answer."""
     with service.client(key=key) as client:
         with open_stream(client, body(MODEL, said=f"SC20 {MARK}", max_tokens=100_000)) as stream:
-            chunks = stream.chunks()
+            chunks = stream.chunks_from_text()
             next(chunks)
             os.kill(service.worker_pid(MODEL), signal.SIGSEGV)
             *_, last = chunks

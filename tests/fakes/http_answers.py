@@ -1,6 +1,7 @@
 """Asking a live service over HTTP, and reading its answers as strictly as the SDKs do."""
 
 import contextlib
+import itertools
 import json
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -79,6 +80,10 @@ class Stream:
         for event in self.events():
             if event != "[DONE]":
                 yield json.loads(event)
+
+    def chunks_from_text(self) -> Iterator[dict[str, Any]]:
+        """From the first piece of text on: a stream may begin while its model still loads."""
+        return itertools.dropwhile(lambda chunk: not any(map(_piece, chunk.get("choices", ()))), self.chunks())
 
     def texts(self) -> Iterator[str]:
         """Each piece of text as it comes."""

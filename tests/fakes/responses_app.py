@@ -67,11 +67,13 @@ def asking(said: object = "hi", **fields: Any) -> dict[str, Any]:
 
 
 def events_in(stream: bytes) -> list[dict[str, Any]]:
-    """The events of a stream, having held what every stream must: only named events, each numbered one more than the
-    last, from 0; named as their type says; created first, exactly one end, last."""
+    """The events of a stream, having held what every stream must: only named events and comments, events numbered one
+    more than the last, from 0; named as their type says; created first, exactly one end, last."""
     assert stream.endswith(b"\n\n")
     events: list[dict[str, Any]] = []
     for block in stream.decode().split("\n\n")[:-1]:
+        if block.startswith(":"):  # why it waits
+            continue
         name, data = block.split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
