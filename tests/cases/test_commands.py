@@ -159,7 +159,7 @@ def test_unload_lets_open_requests_end(script_model: Path) -> None:
     """E03: a stream in its middle runs to its end; the command waits for it and shows for what."""
     with live_service({MODEL: script_model}) as service, service.client() as client:
         with open_stream(client, body(MODEL, said="SC20", max_tokens=600)) as stream:
-            chunks = stream.chunks()
+            chunks = stream.chunks_from_text()
             next(chunks)
             unloading = mlxd("unload", MODEL, "--home", str(service.home))
             *_, last = chunks

@@ -100,7 +100,7 @@ def test_e03_an_unload_under_an_endless_stream(script_model: Path) -> None:
         concurrent.futures.ThreadPoolExecutor(3) as threads,
     ):
         with open_stream(client, body("a", **ENDLESS)) as stream:
-            chunks = stream.chunks()
+            chunks = stream.chunks_from_text()
             next(chunks)
             first = service.model("a")
             unloads = [threads.submit(service.command, "unload", "a") for _ in range(2)]

@@ -49,10 +49,13 @@ def anthropic_app(
 
 
 def named_events(stream: bytes) -> list[dict[str, Any]]:
-    """The events of a stream. Asserts what SDKs rest on: a name line and a data line each, which say the same type."""
+    """The events of a stream, without comments. Asserts what SDKs rest on: a name line and a data line each, which say
+    the same type."""
     assert stream.endswith(b"\n\n") or not stream
     events: list[dict[str, Any]] = []
     for block in stream.decode().split("\n\n")[:-1]:
+        if block.startswith(":"):  # why it waits
+            continue
         name, data = block.split("\n")
         assert name.startswith("event: "), block
         assert data.startswith("data: "), block
