@@ -47,18 +47,24 @@ class BlockFile:
     """One block file on its way into memory; see `worker.chain_reading.BlockReading`."""
 
     def __init__(self, leased: LeasedBlock) -> None:
-        """Begin to read. Raises OSError, and BlockDamaged for what is no file of this block."""
+        """Begin to read. Raises OSError, RuntimeError when MLX could not though the file is as it was, and BlockDamaged
+        for what is no file of this block."""
         self._path = Path(leased.path)
         self._tokens = leased.grains * GRAIN_TOKENS
-        self._identity, self._header_bytes, self._header = _header(leased)
+        self._status, self._header_bytes, self._header = _header(leased)
         try:
             # MLX opens the file once more and reads only when asked, so below it is told at once, and then compared.
             self._arrays: KVArrays = mx.load(leased.path)  # pyright: ignore[reportAttributeAccessIssue]
             mx.async_eval(self._arrays)
-        except RuntimeError as why:
-            raise BlockDamaged(str(why)) from None
+        except RuntimeError:
+            self._check_unchanged()
+            raise
         if not _is_as_announced(self._arrays, self._header):
             raise BlockDamaged("its arrays are not those of its header")
+
+    @property
+    def file_bytes(self) -> int:
+        return self._status.st_size
 
     def finish(self) -> BlockParts[KVArrays]:
         """The first tokens of the block, evaluated here, so that any thread may use them."""
@@ -66,10 +72,10 @@ class BlockFile:
         states: dict[int, KVArrays] = {}
         try:
             mx.eval(self._arrays)
-        except RuntimeError as why:
-            raise BlockDamaged(str(why)) from None
-        if _identity(self._path.stat()) != self._identity:
-            raise BlockDamaged("it changed while it was read")
+        except RuntimeError:
+            self._check_unchanged()  # else it is not the file's fault: memory that could not be had, most likely
+            raise
+        self._check_unchanged()
         for name, array in self._arrays.items():
             if match := _STATE_NAME.fullmatch(name):
                 if int(match[1]) <= self._tokens:
@@ -91,8 +97,12 @@ class BlockFile:
             digest.update(memoryview(array))  # no copy, and no lock of Python's is held meanwhile
         return digest.digest()
 
+    def _check_unchanged(self) -> None:
+        if _identity(self._path.stat()) != _identity(self._status):
+            raise BlockDamaged("it changed while it was read")
 
-def _header(leased: LeasedBlock) -> tuple[tuple[int, ...], bytes, Header]:
+
+def _header(leased: LeasedBlock) -> tuple[os.stat_result, bytes, Header]:
     """Which file this is, its header's bytes and what they say. The tensors of a sound one fill the file."""
     descriptor = os.open(leased.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -105,11 +115,13 @@ def _header(leased: LeasedBlock) -> tuple[tuple[int, ...], bytes, Header]:
         check_extents(header, status.st_size - len(head))
         if parse_metadata(header.metadata).key != leased.key:
             raise BlockDamaged("it is another block's file")
+        if unknown := sorted({tensor.dtype for tensor in header.tensors.values()} - _DTYPES.keys()):
+            raise BlockDamaged(f"it holds {', '.join(unknown)}, which MLX does not know")
     except (BadHeader, BadMetadata) as why:
         raise BlockDamaged(str(why)) from None
     finally:
         os.close(descriptor)
-    return _identity(status), head, header
+    return status, head, header
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:

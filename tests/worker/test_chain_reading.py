@@ -1,5 +1,6 @@
 """A chain is used up to the first block that cannot be trusted, whenever and wherever that is found out."""
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Literal, get_args
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from protocol.blocks import LeasedBlock
 from protocol.ids import BlockKey
-from worker.chain_reading import BlockDamaged, ReadFailed, read_chain
+from worker.chain_reading import FILES_AHEAD, BlockDamaged, ReadFailed, read_chain
 from worker.prefix_index import BlockParts
 
 Fate = Literal[
@@ -35,6 +36,7 @@ class Reading:
     def __init__(self, leased: LeasedBlock) -> None:
         self.path = leased.path
         self.is_finished = False
+        self.file_bytes = 1000
         match self.path:
             case "gone":
                 raise FileNotFoundError
@@ -93,30 +95,67 @@ def test_nothing_from_the_first_bad_block_on_is_used(checks: Executor, fates: li
         assert read.failed is None
     else:
         bad = fates[first_bad]
-        error = "MemoryError" if REASONS[bad] == "unreadable" else ""
-        assert read.failed == (blocks[first_bad].key, REASONS[bad], error)
+        assert read.failed is not None
+        assert (read.failed.key, read.failed.reason) == (blocks[first_bad].key, REASONS[bad])
+        assert read.failed.why
 
 
 def test_files_are_checked_while_the_next_are_read() -> None:
-    """The first checksum is asked for before the last file is finished, and not by the thread that reads."""
+    """Some are begun before the first is finished, and no more than that; each is hashed once it is finished, by another
+    thread than the one that reads."""
     events: list[str] = []
+    hashing: set[int] = set()
 
     class Noting(Reading):
+        def __init__(self, leased: LeasedBlock) -> None:
+            events.append("begin")
+            super().__init__(leased)
+
         def finish(self) -> BlockParts[str]:
-            events.append("read")
+            events.append("finish")
             return super().finish()
 
-    class Counting(Executor):
+        def checksum(self) -> bytes:
+            hashing.add(threading.get_ident())
+            return super().checksum()
+
+    class Submitting(ThreadPoolExecutor):
         def submit(self, fn, /, *args, **kwargs):  # pyright: ignore
             events.append("check")
+            return super().submit(fn, *args, **kwargs)
+
+    with Submitting(1) as executor:
+        read = read_chain([leased(number, "sound") for number in range(5)], Noting, executor)
+
+    assert (read.failed, len(read.verified)) == (None, 5)
+    ahead = ["begin"] * FILES_AHEAD
+    assert events == [*ahead, *["begin", "finish", "check"] * (5 - FILES_AHEAD), *["finish", "check"] * FILES_AHEAD]
+    assert len(hashing) == 1
+    assert threading.get_ident() not in hashing
+
+
+def test_no_more_is_read_once_a_check_was_wrong() -> None:
+    """What was read until then is counted as read, whether it is used or not."""
+
+    class AtOnce(Executor):
+        def submit(self, fn, /, *args, **kwargs):  # pyright: ignore
             done: Future[bytes] = Future()
             done.set_result(fn(*args, **kwargs))
             return done
 
-    read = read_chain([leased(number, "sound") for number in range(4)], Noting, Counting())
+    begun: list[Reading] = []
 
-    assert read.failed is None
-    assert events == ["read", "check"] * 4
+    def begin(block: LeasedBlock) -> Reading:
+        begun.append(Reading(block))
+        return begun[-1]
+
+    fates = ["sound", "other_bytes", *["sound"] * 20]
+    read = read_chain([leased(number, fate) for number, fate in enumerate(fates)], begin, AtOnce())
+
+    assert read.failed is not None
+    assert read.failed.key == leased(1, "").key
+    assert [reading.is_finished for reading in begun] == [True, True, *[False] * FILES_AHEAD]
+    assert read.file_bytes == 2 * 1000
 
 
 def test_a_bad_block_is_named_once() -> None:
@@ -124,4 +163,4 @@ def test_a_bad_block_is_named_once() -> None:
     with ThreadPoolExecutor(1) as executor:
         read = read_chain([leased(0, "sound"), leased(1, "other_bytes"), leased(2, "gone")], Reading, executor)
 
-    assert read.failed == ReadFailed(leased(1, "").key, "integrity")
+    assert read.failed == ReadFailed(leased(1, "").key, "integrity", "its checksum is another one")

@@ -224,6 +224,28 @@ def test_a_file_swapped_while_it_is_read_is_refused(tmp_path: Path) -> None:
         reading.finish()
 
 
+@pytest.mark.parametrize("at", ["load", "async_eval", "eval"])
+def test_what_mlx_cannot_do_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    """Memory that could not be had, say: the file is as it was, so its block is not taken for a damaged one."""
+    leased = leased_file(tmp_path / "block.safetensors", simple(), 32)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("[malloc] Unable to allocate 8 bytes")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(f"worker.mlx_block_files.mx.{at}", fails)
+        with pytest.raises(RuntimeError, match="allocate"):
+            use(leased)
+    assert use(leased) == leased.checksum
+
+
+def test_the_bytes_read_are_those_of_the_file(tmp_path: Path) -> None:
+    """Also where only its first tokens are used: so the disk's speed is measured."""
+    leased = leased_file(tmp_path / "block.safetensors", simple(), 32)
+
+    assert BlockFile(replace(leased, grains=1)).file_bytes == Path(leased.path).stat().st_size
+
+
 def test_a_block_with_fewer_tokens_than_it_should_have_is_refused(tmp_path: Path) -> None:
     """K06: never KV that is not there."""
     leased = leased_file(tmp_path / "block.safetensors", simple(), 32)
