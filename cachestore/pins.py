@@ -115,8 +115,8 @@ class Pins:
         held = self._leases.get(lease)
         return held if isinstance(held, StageLease) and held.peer == peer else None
 
-    def forget_stages(self, *, fingerprint: str | None, owner: str | None) -> int:
-        """What is being written of this model and owner (None: of any) is not to be published. How many there are."""
+    def forget_stages(self, *, fingerprint: str | None, owner: str | None) -> None:
+        """What is being written of this model and owner (None: of any) is not to be published."""
         forgotten = [
             held
             for held in self._leases.values()
@@ -124,7 +124,6 @@ class Pins:
         ]
         for held in forgotten:
             self._leases[held.lease] = replace(held, fate="forgotten")
-        return len(forgotten)
 
     def release(self, peer: bytes, lease: LeaseId) -> Lease | None:
         """End one lease of a peer. None when it has no such lease (given back before, or run out)."""

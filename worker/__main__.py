@@ -1,7 +1,8 @@
 """One worker: reads its launch line, says hello, loads the model, runs the loop. The only place that joins the parts.
 
 Threads: this one owns the socket to the gateway; the step thread owns everything of MLX; the text thread renders and
-tokenizes; the cold-cache thread talks to the cachestore; one more waits for the parent's death.
+tokenizes; the cold-cache thread talks to the cachestore and reads and writes block files, which block-checks hashes
+beside it; one more waits for the parent's death.
 """
 
 import faulthandler
@@ -276,7 +277,7 @@ class Worker:
         device.close()
         cold.lift_staging_budget()
         cache.store_everything()
-        left = cold.stop(PERSIST_SECONDS)
+        left = cold.stop(PERSIST_SECONDS, loop.hear)
         log.info("drained", model=launch.model, blocks_stored=cold.stored_blocks, blocks_left=left)
 
     def _context_tokens(self, of_model: int | None) -> int:

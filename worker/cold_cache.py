@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar, assert_never
 
 import structlog
 
@@ -24,6 +24,7 @@ from protocol.blocks import (
     Declined,
     Fetch,
     Forget,
+    Forgotten,
     Found,
     Leased,
     LeasedBlock,
@@ -59,6 +60,9 @@ LOOKUP_SECONDS = 0.5
 CALL_SECONDS = 5.0
 """How long any other call may take: publishing waits for the disk (fsync), and others for whoever publishes."""
 
+STOP_LOOKS_SECONDS = 0.05
+"""How late at most it is seen that all is written."""
+
 REST_SECONDS = 5.0
 """How long a silent daemon is left alone."""
 
@@ -81,6 +85,11 @@ class _PinJob:
 
 
 @dataclass(frozen=True)
+class _ForgetJob:
+    owner: str | None
+
+
+@dataclass(frozen=True)
 class _StopJob:
     pass
 
@@ -94,6 +103,17 @@ class _WaitingChain(NamedTuple, Generic[Payload]):
     blocks: tuple[Block[Payload], ...]
     whole_blocks: int
     held_tokens: int
+
+
+class _PiecesRead(NamedTuple):
+    """What blocks were made of, in bytes; what was read for that; and why there is no more."""
+
+    restored_bytes: int
+    file_bytes: int
+    end: str
+
+
+_Job = PrefixFetch[Payload] | Block[Payload] | _PinJob | _ForgetJob
 
 
 class ColdCache(Generic[Payload]):
@@ -123,9 +143,7 @@ class ColdCache(Generic[Payload]):
         self._boundary: Boundary = boundary
         self._parts = 1 if boundary == "any_token" else STATEFUL_PARTS
         self._staging_budget_bytes = staging_budget_bytes
-        self._jobs: queue.PriorityQueue[tuple[int, int, PrefixFetch[Payload] | Block[Payload] | _PinJob | _StopJob]] = (
-            queue.PriorityQueue()
-        )
+        self._jobs: queue.PriorityQueue[tuple[int, int, _Job[Payload] | _StopJob]] = queue.PriorityQueue()
         self._order = itertools.count()
         self._calls = itertools.count(1)
         self._lock = threading.Lock()
@@ -171,16 +189,20 @@ class ColdCache(Generic[Payload]):
         request = UnpinBlocks(call_id=next(self._calls), owner=owner, name=name)
         self._jobs.put((2, next(self._order), _PinJob(request)))
 
-    def forget(self, owner: str | None) -> int:
-        """What waits to be written, of one owner or of all, is not written; nor is what is being written, which is
-        deleted if it was. Each is answered as refused. Returns how many there were."""
+    def forget(self, owner: str | None) -> None:
+        """What waits to be written, of one owner or of all, is not written, and answered as refused; what is on disk of
+        this model is deleted, before anything that is asked for from now on.
+
+        The gateway has the store forget, too. That may be before what is being written here just now is published.
+        """
         with self._lock:
             gone = [key for key, block in self._storing.items() if owner is None or block.owner == owner]
             for key in gone:
                 del self._storing[key]
         for key in gone:
             self._deliver(BlockStored(key, "refused"))
-        return len(gone)
+        if gone or self.stored_blocks:  # a process that wrote nothing has nothing to take back
+            self._jobs.put((0, next(self._order), _ForgetJob(owner)))
 
     def lift_staging_budget(self) -> None:
         """Before the model leaves memory: its blocks are there already, so queueing them costs nothing."""
@@ -190,10 +212,17 @@ class ColdCache(Generic[Payload]):
         with self._lock:
             return key in self._storing
 
-    def stop(self, timeout_seconds: float) -> int:
-        """Finish what is queued, within the time. Returns how many blocks were not stored."""
+    def stop(self, timeout_seconds: float, meanwhile: Callable[[float], object] | None = None) -> int:
+        """Finish what is queued, within the time. Returns how many blocks were not stored.
+
+        `meanwhile(seconds)` is called again and again until then, and may take so long: what it hears of may concern
+        what is queued.
+        """
         self._jobs.put((3, next(self._order), _StopJob()))
-        self._thread.join(timeout_seconds)
+        until = self._clock() + timeout_seconds
+        while meanwhile is not None and self._thread.is_alive() and (left := until - self._clock()) > 0:
+            meanwhile(min(left, STOP_LOOKS_SECONDS))
+        self._thread.join(max(0.0, until - self._clock()))
         with self._lock:
             return len(self._storing)
 
@@ -203,35 +232,47 @@ class ColdCache(Generic[Payload]):
         try:
             while True:
                 _, _, job = self._jobs.get()
-                match job:
-                    case _StopJob():
-                        return
-                    case PrefixFetch():
-                        self._deliver(self._fetched(peer, checks, job))
-                    case Block():
-                        self._stored(peer, job)
-                    case _PinJob(request=request):
-                        with contextlib.suppress(ColdCacheUnavailable):
-                            self._call(peer, request, CALL_SECONDS)
+                if isinstance(job, _StopJob):
+                    return
+                try:
+                    self._do(peer, checks, job)
+                except Exception:
+                    log.exception("cold_cache_failed", job=type(job).__name__)
         finally:
             checks.shutdown()
             peer.close()
 
+    def _do(self, peer: Peer[BlockReply, BlockRequest], checks: Executor, job: _Job[Payload]) -> None:
+        """Fetches and stores are answered in any case, once."""
+        match job:
+            case PrefixFetch():
+                self._deliver(self._fetched(peer, checks, job))
+            case Block():
+                self._stored(peer, job)
+            case _PinJob(request=request):
+                with contextlib.suppress(ColdCacheUnavailable):
+                    self._call(peer, request, CALL_SECONDS)
+            case _ForgetJob(owner=owner):
+                self._delete(peer, owner)
+            case _:
+                assert_never(job)
+
     def _fetched(
         self, peer: Peer[BlockReply, BlockRequest], checks: Executor, fetch: PrefixFetch[Payload]
     ) -> BlocksFetched[Payload]:
-        prepared = fetch.prepared
-        # What waits to be written was evicted from RAM perhaps, but not from here: it needs no reading.
-        waiting = self._waiting_chain(fetch)
-        blocks = list(waiting.blocks)
+        request_id = fetch.prepared.request_id
+        blocks: list[Block[Payload]] = []
         try:
+            # What waits to be written was evicted from RAM perhaps, but not from here: it needs no reading.
+            waiting = self._waiting_chain(fetch)
+            blocks += waiting.blocks
             outcome = self._read_chain(peer, checks, fetch, waiting, blocks)
         except ColdCacheUnavailable as why:
             outcome = FetchOutcome(str(why))
-        except Exception as why:  # noqa: BLE001 - a file or reply that is not what the store promised: a miss
-            log.warning("block_unreadable", request_id=prepared.request_id, error=type(why).__name__)
+        except Exception:
+            log.exception("fetch_failed", request_id=request_id)
             outcome = FetchOutcome("unreadable")
-        return BlocksFetched(prepared.request_id, tuple(blocks), outcome)
+        return BlocksFetched(request_id, tuple(blocks), outcome)
 
     def _waiting_chain(self, fetch: PrefixFetch[Payload]) -> _WaitingChain[Payload]:
         chain: list[Block[Payload]] = []
@@ -241,7 +282,7 @@ class ColdCache(Generic[Payload]):
                 block = self._storing.get(BlockKey(grains[last - 1]))
                 if block is None or not block.is_whole:
                     break
-                chain.append(replace(block, children=set(), pinned_by=set()))
+                chain.append(_apart(block))
             start = (fetch.hot_blocks + len(chain)) * BLOCK_TOKENS
             parent = BlockKey(grains[start // GRAIN_TOKENS - 1]) if start else fetch.prepared.root.digest
             usable = {
@@ -253,7 +294,7 @@ class ColdCache(Generic[Payload]):
         tokens, last = max(usable.values(), key=lambda one: one[0], default=(0, None))
         if last is not None and start + tokens > held:
             held = start + tokens
-            chain.append(replace(last, children=set(), pinned_by=set()))
+            chain.append(_apart(last))
         return _WaitingChain(tuple(chain), whole_blocks, held)
 
     def _usable_tokens(self, block: Block[Payload], token_ids: Sequence[int]) -> int:
@@ -261,7 +302,7 @@ class ColdCache(Generic[Payload]):
         common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         if self._boundary == "any_token":
             return common
-        return max((tokens for tokens in block.states if tokens <= common), default=0)
+        return max((tokens for tokens in list(block.states) if tokens <= common), default=0)
 
     def _read_chain(
         self,
@@ -302,14 +343,14 @@ class ColdCache(Generic[Payload]):
                 expected_compute_seconds=compute_seconds,
             )
         started = self._clock()
-        read_bytes, reason = self._read_pieces(peer, checks, prepared, blocks, first_slot)
+        read = self._read_pieces(peer, checks, prepared, blocks, first_slot)
         now = self._clock()
         seconds = now - started
-        if read_bytes:
-            self._read_rate.measured(read_bytes, seconds, now)
+        if read.file_bytes:
+            self._read_rate.measured(read.file_bytes, seconds, now)
         return FetchOutcome(
-            reason if read_bytes == 0 or reason != "absent" else "",
-            restored_bytes=read_bytes,
+            read.end if read.restored_bytes == 0 or read.end != "absent" else "",
+            restored_bytes=read.restored_bytes,
             restore_seconds=seconds,
             expected_restore_seconds=restore_seconds,
             expected_compute_seconds=compute_seconds,
@@ -322,8 +363,8 @@ class ColdCache(Generic[Payload]):
         prepared: Prepared,
         blocks: list[Block[Payload]],
         slot: int,
-    ) -> tuple[int, str]:
-        """Read what there is from `slot` on, piece by piece, and append it. Gives the bytes and why there is no more.
+    ) -> _PiecesRead:
+        """Read what there is from `slot` on, piece by piece, and append it.
 
         The next piece is asked for before this one is read, so that nothing waits for the daemon in between.
         """
@@ -340,12 +381,12 @@ class ColdCache(Generic[Payload]):
             self._send(peer, fetch)
             return fetch
 
-        read_bytes = 0
+        restored_bytes = file_bytes = 0
         asked = ask(slot)
         while True:
             reply = self._reply(peer, asked, CALL_SECONDS)
             if not isinstance(reply, Leased):
-                return read_bytes, _reason(reply)
+                return _PiecesRead(restored_bytes, file_bytes, _reason(reply))
             if not _is_of_chain(reply.blocks, len(prepared.grains) - slot * _GRAINS):
                 self._send_release(peer, reply.lease)
                 raise ValueError("the store leased a block that is not in this prompt")
@@ -356,18 +397,21 @@ class ColdCache(Generic[Payload]):
             ahead = ask(slot + whole) if may_go_on else None
             read = read_chain(taken, self._begin, checks)
             self._send_release(peer, reply.lease, read)
+            file_bytes += read.file_bytes
             for leased, parts in zip(taken, read.parts, strict=False):
                 blocks.append(self._block(prepared, slot, leased.grains, parts))
-                read_bytes += blocks[-1].size_bytes
+                restored_bytes += blocks[-1].size_bytes
                 slot += leased.grains == _GRAINS
             if read.failed is not None:
-                if read.failed.error:
-                    log.warning("block_unreadable", request_id=prepared.request_id, error=read.failed.error)
+                key, reason, why = read.failed
+                log.warning(
+                    "block_not_read", request_id=prepared.request_id, key=bytes(key).hex(), reason=reason, why=why
+                )
                 if ahead is not None:
                     self._give_back(peer, ahead)
-                return read_bytes, read.failed.reason
+                return _PiecesRead(restored_bytes, file_bytes, reason)
             if ahead is None:
-                return read_bytes, reply.miss_reason
+                return _PiecesRead(restored_bytes, file_bytes, reply.miss_reason)
             asked = ahead
 
     def _give_back(self, peer: Peer[BlockReply, BlockRequest], asked: BlockRequest) -> None:
@@ -396,10 +440,10 @@ class ColdCache(Generic[Payload]):
         )
 
     def _stored(self, peer: Peer[BlockReply, BlockRequest], block: Block[Payload]) -> None:
-        if not self._is_wanted(block):
-            return  # forgotten while it waited, and answered then
         outcome: Literal["durable", "refused"] = "refused"
         try:
+            if not self._is_wanted(block):
+                return  # forgotten while it waited, and answered then
             self._publish(peer, block)
         except ColdCacheUnavailable as why:
             self._report_refusal(str(why))
@@ -416,20 +460,20 @@ class ColdCache(Generic[Payload]):
                     del self._storing[block.key]
             if was_wanted:
                 self._deliver(BlockStored(block.key, outcome))
-            elif outcome == "durable":
-                self._unpublish(peer, block)
 
     def _is_wanted(self, block: Block[Payload]) -> bool:
         with self._lock:
             return self._storing.get(block.key) is block
 
-    def _unpublish(self, peer: Peer[BlockReply, BlockRequest], block: Block[Payload]) -> None:
-        """It was forgotten as it was published, perhaps after the store had forgotten the others."""
-        forget = Forget(call_id=next(self._calls), fingerprint=self._fingerprint, owner=block.owner, asked_by="worker")
+    def _delete(self, peer: Peer[BlockReply, BlockRequest], owner: str | None) -> None:
+        forget = Forget(call_id=next(self._calls), fingerprint=self._fingerprint, owner=owner, asked_by="worker")
         try:
-            self._call(peer, forget, CALL_SECONDS)
+            reply = self._call(peer, forget, CALL_SECONDS)
+            reason = "" if isinstance(reply, Forgotten) else _reason(reply)
         except ColdCacheUnavailable as why:
-            log.error("forgotten_block_on_disk", reason=str(why), advice="forget again: mlxd cache purge")
+            reason = str(why)
+        if reason:
+            log.error("forgotten_blocks_on_disk", reason=reason, advice="forget again: mlxd cache purge")
 
     def _report_refusal(self, reason: str) -> None:
         """One line when the reason changes, not one per block."""
@@ -437,7 +481,8 @@ class ColdCache(Generic[Payload]):
             log.warning("blocks_not_stored", reason=reason)
         self._last_refusal = reason
 
-    def _publish(self, peer: Peer[BlockReply, BlockRequest], block: Block[Payload]) -> None:
+    def _publish(self, peer: Peer[BlockReply, BlockRequest], wanted: Block[Payload]) -> None:
+        block = _apart(wanted)
         key = BlockKey(block.grains[-1])
         tokens = len(block.grains) * GRAIN_TOKENS
         parent = block.parent if block.start else BlockKey(b"")
@@ -471,7 +516,7 @@ class ColdCache(Generic[Payload]):
         except BaseException:
             self._send_release(peer, staged.lease)
             raise
-        if not self._is_wanted(block):
+        if not self._is_wanted(wanted):
             self._send_release(peer, staged.lease)
             raise ColdCacheUnavailable("forgotten")
         published = self._call(
@@ -523,6 +568,11 @@ class ColdCache(Generic[Payload]):
         suspect = () if read is None or read.failed is None else (read.failed.key,)
         with contextlib.suppress(PeerGone):  # its leases end by themselves
             peer.send(Release(call_id=next(self._calls), lease=lease, verified=verified, suspect=suspect))
+
+
+def _apart(block: Block[Payload]) -> Block[Payload]:
+    """The block as it is now, for this thread: in the hot tier it goes on to get states, children and pins."""
+    return replace(block, states=dict(block.states), children=set(), pinned_by=set())
 
 
 def _is_of_chain(leased: Sequence[LeasedBlock], grains_left: int) -> bool:

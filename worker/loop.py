@@ -129,6 +129,12 @@ class StepLoop(Generic[Payload]):
                 self._report_standings()
             self._step()
 
+    def hear(self, seconds: float) -> None:
+        """After `run`: wait so long at most for a message, and do what it says. Blocks may still be on their way to
+        disk, and whoever wants them forgotten waits for an answer behind that order."""
+        with contextlib.suppress(queue.Empty):
+            self._apply(self._inbox.get(timeout=seconds))
+
     # --- messages --------------------------------------------------------------------------------------------------
 
     def _receive(self, idle: Idle | None) -> None:

@@ -64,8 +64,8 @@ class ColdTier(Protocol[Payload]):
 
     def is_storing(self, key: BlockKey) -> bool: ...
 
-    def forget(self, owner: str | None) -> int:
-        """What waits to be written, of one owner or of all, is not written. Returns how many blocks that are."""
+    def forget(self, owner: str | None) -> None:
+        """What waits to be written, of one owner or of all, is not written, and what this process wrote is deleted."""
         ...
 
     @property

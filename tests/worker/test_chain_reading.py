@@ -1,9 +1,9 @@
 """A chain is used up to the first block that cannot be trusted, whenever and wherever that is found out."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from typing import Literal, get_args
+from typing import Literal, ParamSpec, TypeVar, get_args
 
 import pytest
 from hypothesis import given
@@ -13,6 +13,9 @@ from protocol.blocks import LeasedBlock
 from protocol.ids import BlockKey
 from worker.chain_reading import FILES_AHEAD, BlockDamaged, ReadFailed, read_chain
 from worker.prefix_index import BlockParts
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Fate = Literal[
     "verified", "sound", "other_bytes", "gone", "gone_later", "damaged", "damaged_later", "error", "hash_error"
@@ -101,8 +104,8 @@ def test_nothing_from_the_first_bad_block_on_is_used(checks: Executor, fates: li
 
 
 def test_files_are_checked_while_the_next_are_read() -> None:
-    """Some are begun before the first is finished, and no more than that; each is hashed once it is finished, by another
-    thread than the one that reads."""
+    """Some are begun before the first is finished, and no more than that; each is hashed when it is finished, by
+    another thread than the one that reads."""
     events: list[str] = []
     hashing: set[int] = set()
 
@@ -120,7 +123,7 @@ def test_files_are_checked_while_the_next_are_read() -> None:
             return super().checksum()
 
     class Submitting(ThreadPoolExecutor):
-        def submit(self, fn, /, *args, **kwargs):  # pyright: ignore
+        def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
             events.append("check")
             return super().submit(fn, *args, **kwargs)
 
@@ -138,8 +141,8 @@ def test_no_more_is_read_once_a_check_was_wrong() -> None:
     """What was read until then is counted as read, whether it is used or not."""
 
     class AtOnce(Executor):
-        def submit(self, fn, /, *args, **kwargs):  # pyright: ignore
-            done: Future[bytes] = Future()
+        def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+            done: Future[T] = Future()
             done.set_result(fn(*args, **kwargs))
             return done
 

@@ -37,6 +37,7 @@ from protocol.blocks import (
     Staged,
 )
 from protocol.failures import Failure, FailureKind
+from protocol.generation import Pin
 from protocol.ids import BLOCK_TOKENS, GRAIN_TOKENS, BlockKey, Incarnation, LeaseId
 from protocol.launch import CachestoreLaunch
 from protocol.sockets import Listener, Peer, PeerGone
@@ -52,6 +53,7 @@ Kv = tuple[int, ...]
 Answer = BlockReply | dict[str, int] | None
 DEADLINE_SECONDS = 20.0
 CHECKSUM = b"c" * 16
+FILE_BYTES = 100_000
 
 
 class FakeStore:
@@ -93,6 +95,10 @@ class PlainReading:
 
     def __init__(self, leased: LeasedBlock) -> None:
         self._leased = leased
+
+    @property
+    def file_bytes(self) -> int:
+        return FILE_BYTES
 
     def finish(self) -> BlockParts[Kv]:
         match self._leased.path:
@@ -192,6 +198,8 @@ def holding(
                 return Published(call_id=request.call_id, file_bytes=1)
             case Release():
                 return Released(call_id=request.call_id)
+            case Forget():
+                return Forgotten(call_id=request.call_id, blocks=1, file_bytes=1)
             case _:
                 raise AssertionError(request)
 
@@ -465,7 +473,7 @@ def test_what_is_forgotten_while_it_waits_is_not_written(make: Make) -> None:
         block.owner = owner
         worker.cache.store(block)
     assert store.next(Stage).key == blocks[0].grains[-1]
-    assert worker.cache.forget("ada") == 3
+    worker.cache.forget("ada")
     assert [worker.cache.is_storing(block.key) for block in blocks] == [False, False, True, False]
     gate.set()
 
@@ -480,22 +488,69 @@ def test_what_is_forgotten_while_it_is_published_is_deleted_again(make: Make) ->
     """The store may have done its own forgetting before this block was staged."""
 
     def answer(request: BlockRequest) -> Answer:
-        if isinstance(request, Publish):
-            assert worker.cache.forget(None) == 1
-        if isinstance(request, Forget):
-            return Forgotten(call_id=request.call_id, blocks=1, file_bytes=1)
+        if isinstance(request, Publish) and not forgets:
+            forgets.append("ada")
+            worker.cache.forget("ada")
+            worker.cache.store(again)  # the same words, computed anew
         return holding()(request)
 
+    forgets: list[str] = []
     store, worker = make(answer)
-    (block,) = chain_of_blocks(tokens(100))
-    block.owner = "ada"
+    (block,), (again,) = chain_of_blocks(tokens(100)), chain_of_blocks(tokens(100))
+    block.owner = again.owner = "ada"
     worker.cache.store(block)
 
-    forget = store.next(Forget)
-    assert (forget.fingerprint, forget.owner) == (FINGERPRINT, "ada")
     assert worker.delivered.get(timeout=DEADLINE_SECONDS) == BlockStored(block.key, "refused")
+    assert worker.delivered.get(timeout=DEADLINE_SECONDS) == BlockStored(block.key, "durable")
     assert worker.cache.stop(DEADLINE_SECONDS) == 0
     assert worker.delivered.empty()
+    asked = [store.requests.get(timeout=DEADLINE_SECONDS) for _ in range(5)]
+    assert [type(request) for request in asked] == [Stage, Publish, Forget, Stage, Publish]
+    assert isinstance(asked[2], Forget)
+    assert (asked[2].fingerprint, asked[2].owner) == (FINGERPRINT, "ada")
+
+
+def test_what_was_written_before_is_deleted_before_anything_is_asked(make: Make) -> None:
+    """A store that had done its own forgetting before that would hand it out again. A process that wrote nothing has
+    nothing deleted."""
+    store, worker = make(holding())
+    (block,) = chain_of_blocks(tokens(100))
+    worker.cache.forget(None)
+    worker.cache.store(block)
+    assert worker.delivered.get(timeout=DEADLINE_SECONDS) == BlockStored(block.key, "durable")
+    worker.cache.forget("ada")
+    worker.fetch(tokens(300))
+
+    asked = [store.requests.get(timeout=DEADLINE_SECONDS) for _ in range(4)]
+    assert [type(request) for request in asked] == [Stage, Publish, Forget, Lookup]
+
+
+def test_it_is_forgotten_while_a_process_leaves(make: Make) -> None:
+    """What reaches the process while it writes what it holds counts as before: not one block of it is left on disk."""
+    told = threading.Event()
+
+    def answer(request: BlockRequest) -> Answer:
+        if isinstance(request, Publish):
+            assert told.wait(DEADLINE_SECONDS)
+        return holding()(request)
+
+    def hear(seconds: float) -> None:
+        assert 0 < seconds <= DEADLINE_SECONDS
+        if not told.is_set():
+            worker.cache.forget(None)
+            told.set()
+        time.sleep(min(seconds, 0.01))  # stands for a wait for messages
+
+    store, worker = make(answer)
+    for block in chain_of_blocks(tokens(1000)):
+        worker.cache.store(block)
+    assert isinstance(store.next(Publish), Publish)
+
+    assert worker.cache.stop(DEADLINE_SECONDS, hear) == 0
+    asked: list[BlockRequest] = []
+    while not store.requests.empty():
+        asked.append(store.requests.get())
+    assert [type(request) for request in asked] == [Forget]
 
 
 def test_fetches_go_before_stores(make: Make) -> None:
@@ -515,6 +570,56 @@ def test_fetches_go_before_stores(make: Make) -> None:
 
     assert store.next(Publish).grains[-1] == first.key
     assert isinstance(store.requests.get(timeout=DEADLINE_SECONDS), Lookup)
+
+
+# --- the thread ------------------------------------------------------------------------------------------------------
+
+
+class _Meddling(int):
+    """A state's place whose comparison stands for the step thread, which keeps another state just then."""
+
+    states: dict[int, State[Kv]]
+
+    def __le__(self, other: int) -> bool:
+        self.states[len(self.states) + 1000] = State((), 1)
+        return int(self) <= other
+
+
+def test_states_may_be_kept_while_a_block_waits(make: Make) -> None:
+    """The step thread keeps them in the very blocks that this thread reads."""
+    _, worker = make(lambda _: None, boundary="states")
+    (block,) = chain_of_blocks(tokens(200))
+    block.states = {_Meddling(64): State((), 1), _Meddling(128): State((), 1)}
+    for place in block.states:
+        assert isinstance(place, _Meddling)
+        place.states = block.states
+    worker.cache.store(block)
+    worker.cache.fetch(PrefixFetch(prepared("r", tokens(300)), 0, 0, 1.0))
+
+    (fetched,) = first_fetched(worker).blocks
+    assert fetched.key == block.key
+    assert fetched.states is not block.states
+
+
+def test_a_fault_ends_one_job_and_not_the_thread(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fetch is answered, as a miss that is counted; the next ones are served. Else every request would wait for its
+    deadline for as long as this process lives."""
+    _, worker = make(holding(("/a", 16)))
+
+    def faulty(*_: object) -> None:
+        raise ZeroDivisionError
+
+    (block,) = chain_of_blocks(tokens(100))
+    with monkeypatch.context() as patched:
+        patched.setattr(worker.cache, "_waiting_chain", faulty)
+        patched.setattr(worker.cache, "_is_wanted", faulty)
+        patched.setattr(worker.cache, "_call", faulty)
+        assert worker.fetch(tokens(300)).outcome.miss_reason == "unreadable"
+        worker.cache.store(block)
+        assert worker.delivered.get(timeout=DEADLINE_SECONDS) == BlockStored(block.key, "refused")
+        worker.cache.pin([block.key], "ada", Pin(name="p"))
+        assert worker.fetch(tokens(300)).outcome.miss_reason == "unreadable"
+    assert len(worker.fetch(tokens(300)).blocks) == 1
 
 
 # --- the real thing -------------------------------------------------------------------------------------------------
@@ -662,6 +767,24 @@ def test_a_tail_that_waits_is_read_from_memory(
 
     fetched = first_fetched(worker)
     assert [len(block.token_ids) for block in fetched.blocks] == expected
+
+
+def test_the_disks_speed_is_that_of_whole_files(make: Make) -> None:
+    """Of those read and then found damaged too, and whatever of a file is used: else a disk looks slow that is not."""
+    now = [1000.0]
+    measured: list[tuple[int, float]] = []
+
+    class Timed(PlainReading):
+        def finish(self) -> BlockParts[Kv]:
+            now[0] += 0.5
+            return super().finish()
+
+    _, worker = make(holding(("/a", 16), ("/flipped", 16), checksum=CHECKSUM), begin=Timed, clock=lambda: now[0])
+    worker.cache._read_rate.measured = lambda file_bytes, seconds, now: measured.append((file_bytes, seconds))
+    outcome = worker.fetch(tokens(600)).outcome
+
+    assert (outcome.miss_reason, outcome.restored_bytes) == ("integrity", 2560)
+    assert measured == [(2 * FILE_BYTES, pytest.approx(1.0))]
 
 
 def test_a_bad_time_of_the_disk_passes(make: Make) -> None:

@@ -52,9 +52,9 @@ class ScriptedInbox:
     A loop that blocks gets the next message at once, or, when there is none, the clock moves on by its timeout.
     """
 
-    def __init__(self, clock: ManualClock, messages: Sequence[InboxMessage | None]) -> None:
+    def __init__(self, clock: ManualClock, messages: list[InboxMessage | None]) -> None:
         self._clock = clock
-        self._messages = list(messages)
+        self._messages = messages
         self._has_drained = False
 
     def get_nowait(self) -> InboxMessage:
@@ -99,8 +99,8 @@ class Disk:
     def is_storing(self, key: BlockKey) -> bool:
         return key in self.stored
 
-    def forget(self, owner: str | None) -> int:
-        return 0
+    def forget(self, owner: str | None) -> None:
+        self.stored.clear()
 
 
 class Run:
@@ -120,24 +120,25 @@ class Run:
         self.clock = ManualClock()
         self.engine = ScriptedEngine(self.clock, saying(says, END), mixes=slices == "mixed")
         self.events: list[WorkerEvent] = []
+        self.messages: list[InboxMessage | None] = list(messages)
         self.disk = Disk()
         self.scheduler = Scheduler(SchedulerSettings(max_rows=max_rows, slices=slices))
         self.index: PrefixIndex[Kv] = PrefixIndex(budget_bytes)
         self.cache: PrefixCache[Kv] = PrefixCache(
             self.index, self.disk, "off" if reads_disk == "no" else "second-touch"
         )
-        loop: StepLoop[Kv] = StepLoop(
+        self.loop: StepLoop[Kv] = StepLoop(
             engine=self.engine,
             scheduler=self.scheduler,
             cache=self.cache,
             make_detokenizer=LetterDetokenizer,
             end_token_ids=frozenset([END]),
-            inbox=ScriptedInbox(self.clock, messages),  # pyright: ignore[reportArgumentType]
+            inbox=ScriptedInbox(self.clock, self.messages),  # pyright: ignore[reportArgumentType]
             send=self.events.append,
             clock=self.clock,
             device=device,
         )
-        loop.run()
+        self.loop.run()
 
     def of(self, name: str) -> list[Any]:
         return [event for event in self.events if getattr(event, "request_id", None) == name]
@@ -487,6 +488,25 @@ def test_a_drains_deadline_cuts_what_still_runs() -> None:
     assert run.failed("s") is FailureKind.SHUTTING_DOWN
     assert 0 < len(run.text("r")) < 49
     assert run.engine.rows == {}
+
+
+def test_what_comes_after_the_last_step_is_heard() -> None:
+    """Blocks may still be on their way to disk: an order to forget them is obeyed, its asker answered behind it, and
+    what comes too late is refused; in silence the time passes."""
+    run = Run([asks("r", 300), None], {"r": "hello"}, reads_disk="yes")
+    assert run.cache.store_everything() == 2
+    run.messages += [ForgetHot(), Ping(nonce=7), asks("late")]
+    before = len(run.events)
+    started = run.clock()
+    for _ in range(4):
+        run.loop.hear(0.5)
+
+    pong, refusal = run.events[before:]
+    assert isinstance(pong, Pong)
+    assert (pong.nonce, pong.hot_cache_blocks, run.disk.stored) == (7, 0, [])
+    assert isinstance(refusal, Failed)
+    assert (refusal.request_id, refusal.failure.kind) == ("late", FailureKind.SHUTTING_DOWN)
+    assert run.clock() - started == pytest.approx(0.5)
 
 
 def test_a_drain_waits_for_the_disk_no_longer_than_its_deadline() -> None:

@@ -44,10 +44,8 @@ class RecordingDisk:
     def is_storing(self, key: BlockKey) -> bool:
         return any(block.key == key for block in self.stored)
 
-    def forget(self, owner: str | None) -> int:
-        waiting = len(self.stored)
+    def forget(self, owner: str | None) -> None:
         self.stored = [block for block in self.stored if owner is not None and block.owner != owner]
-        return waiting - len(self.stored)
 
 
 class Kit:
