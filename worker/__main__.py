@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, assert_never
@@ -303,8 +304,10 @@ class Worker:
 
     def _device(self) -> DeviceSharing:
         launch = self._launch
+        threads = blas_threads(time.monotonic)
+        share_cores: Callable[[int], None] = (lambda _workers: None) if threads is None else threads.share
         if launch.neighbours == "ignore":
-            return Alone()
+            return Alone(share_cores)
         runtime_directory = Path(launch.runtime_directory)
         try:
             board = Board(runtime_directory, launch.incarnation, clock=time.monotonic)
@@ -312,11 +315,8 @@ class Worker:
         except OSError as why:
             # To serve without regard for other models is better than not to serve.
             log.warning("neighbours_ignored", reason=str(why), advice="free space in runtime_directory, then restart")
-            return Alone()
-        threads = blas_threads(time.monotonic)
-        if threads is None:
-            return SharedDevice(board, lease, SharingSettings(), clock=time.monotonic)
-        return SharedDevice(board, lease, SharingSettings(), clock=time.monotonic, share_cores=threads.share)
+            return Alone(share_cores)
+        return SharedDevice(board, lease, SharingSettings(), clock=time.monotonic, share_cores=share_cores)
 
     def _loading_report(self) -> Any:
         last = time.monotonic()

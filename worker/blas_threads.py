@@ -4,7 +4,7 @@ A product waits for the slowest of its threads, and a pass is some hundred produ
 computes 1.3 times as fast as with one, but a decode step took 0.9 s instead of 0.1 s when others had work for these
 cores, too. So cores are counted off: one for every other worker that is at work, which the board says at once, and what
 any process used lately, which the system says. Where no OpenBLAS was preloaded (`gateway/blas.py`), or it was given
-one thread, there is nothing to do.
+one thread, or its threads are OpenMP's, there is nothing to do.
 """
 
 import ctypes
@@ -13,13 +13,20 @@ from collections.abc import Callable, Mapping
 
 import psutil
 
-_SETTERS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads")
+_NAMES = (
+    ("scipy_openblas_set_num_threads64_", "scipy_openblas_get_parallel64_"),
+    ("openblas_set_num_threads", "openblas_get_parallel"),
+)
+_PTHREADS = 1
+"""A build with threads of its own only notes the number. One on OpenMP frees buffers then, perhaps under a product."""
+
 _LOOKED_AFTER_SECONDS = 0.5
 
 
-def threads_of(most: int, workers: int, busy_elsewhere: float) -> int:
-    """Of `most` cores, what one of `workers` that compute now gets beside processes that use `busy_elsewhere` cores."""
-    return max(1, min(most // max(1, workers), round(most - busy_elsewhere)))
+def threads_of(most: int, cores: int, *, workers: int, busy_elsewhere: float) -> int:
+    """How many threads one of `workers` that compute now gets, where they may have `most` together on a machine of so
+    many `cores`, of which other processes use `busy_elsewhere`."""
+    return max(1, min(most // max(1, workers), round(cores - busy_elsewhere)))
 
 
 class BusyCores:
@@ -50,11 +57,13 @@ class BlasThreads:
     def __init__(
         self,
         most: int,
+        cores: int,
         set_threads: Callable[[int], None],
         busy_elsewhere: Callable[[float], float],
         clock: Callable[[], float],
     ) -> None:
         self._most = most
+        self._cores = cores
         self._threads = most
         self._set_threads = set_threads
         self._busy_elsewhere = busy_elsewhere
@@ -67,7 +76,7 @@ class BlasThreads:
         if (seconds := self._clock() - self._looked_at) >= _LOOKED_AFTER_SECONDS:
             self._busy = self._busy_elsewhere(seconds)
             self._looked_at += seconds
-        threads = threads_of(self._most, workers, self._busy)
+        threads = threads_of(self._most, self._cores, workers=workers, busy_elsewhere=self._busy)
         if threads != self._threads:
             self._set_threads(threads)
             self._threads = threads
@@ -79,8 +88,10 @@ def blas_threads(clock: Callable[[], float], environment: Mapping[str, str] = os
     if not most.isdigit() or int(most) < 2:
         return None
     process = ctypes.CDLL(None)
-    for name in _SETTERS:
-        if (setter := getattr(process, name, None)) is not None:
-            setter.argtypes, setter.restype = [ctypes.c_int], None
-            return BlasThreads(int(most), setter, BusyCores().since_last, clock)
+    for setter_name, kind_name in _NAMES:
+        setter, kind = getattr(process, setter_name, None), getattr(process, kind_name, None)
+        if setter is None or kind is None or kind() != _PTHREADS:
+            continue
+        setter.argtypes, setter.restype = [ctypes.c_int], None
+        return BlasThreads(int(most), psutil.cpu_count() or int(most), setter, BusyCores().since_last, clock)
     return None

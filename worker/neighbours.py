@@ -19,6 +19,7 @@ and its lease stops nobody. Being wrong about that costs one slice beside anothe
 import enum
 import statistics
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -207,7 +208,12 @@ class DeviceSharing(Protocol):
 class Alone:
     """A `DeviceSharing` as if no other worker were there: never holds."""
 
+    def __init__(self, share_cores: Callable[[int], None] = lambda _workers: None) -> None:
+        """`share_cores` is told before each step that one worker is at work."""
+        self._share_cores = share_cores
+
     def ask(self, load: Load, prefill_rank: int | None) -> Permits:
+        self._share_cores(1)
         return Permits()
 
     def rows_elsewhere(self) -> int | None:

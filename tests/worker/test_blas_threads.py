@@ -14,21 +14,32 @@ from gateway import blas
 from worker.blas_threads import BlasThreads, BusyCores, blas_threads, threads_of
 
 
-@given(st.integers(1, 256), st.integers(0, 300), st.floats(0, 300))
-def test_nobody_gets_none_nor_what_others_use(most: int, workers: int, busy: float) -> None:
-    """All workers together take no more than there is, unless each has only one."""
-    threads = threads_of(most, workers, busy)
+@given(st.integers(1, 256), st.integers(0, 256), st.integers(0, 300), st.floats(0, 600))
+def test_nobody_gets_none_nor_what_others_use(most: int, more: int, workers: int, busy: float) -> None:
+    """All workers together take no more than they may, nor than there is beside others, unless each has only one."""
+    threads = threads_of(most, most + more, workers=workers, busy_elsewhere=busy)
     assert 1 <= threads <= most
-    assert threads == 1 or (threads * workers <= most and threads <= most - busy + 0.5)
+    assert threads == 1 or (threads * workers <= most and threads <= most + more - busy + 0.5)
 
 
 @pytest.mark.parametrize(
-    ("most", "workers", "busy", "threads"),
-    [(2, 1, 0.0, 2), (2, 1, 0.3, 2), (2, 1, 0.7, 1), (2, 2, 0.0, 1), (8, 1, 0.2, 8), (8, 2, 3.9, 4), (8, 1, 20.0, 1)],
+    ("most", "cores", "workers", "busy", "threads"),
+    [
+        (2, 2, 1, 0.0, 2),
+        (2, 2, 1, 0.3, 2),
+        (2, 2, 1, 0.7, 1),
+        (2, 2, 2, 0.0, 1),
+        (8, 8, 1, 0.2, 8),
+        (8, 8, 2, 3.9, 4),
+        (8, 8, 1, 20.0, 1),
+        (4, 16, 1, 4.0, 4),
+        (4, 16, 1, 14.0, 2),
+    ],
 )
-def test_who_gets_how_many(most: int, workers: int, busy: float, threads: int) -> None:
-    """A gateway that streams is no reason to halve a model's speed; a process that computes is."""
-    assert threads_of(most, workers, busy) == threads
+def test_who_gets_how_many(most: int, cores: int, workers: int, busy: float, threads: int) -> None:
+    """A gateway that streams is no reason to halve a model's speed; a process that computes is, where it needs a core
+    that the model would have."""
+    assert threads_of(most, cores, workers=workers, busy_elsewhere=busy) == threads
 
 
 def test_a_change_is_told_once_and_the_system_asked_now_and_then() -> None:
@@ -41,7 +52,7 @@ def test_a_change_is_told_once_and_the_system_asked_now_and_then() -> None:
         asked.append(seconds)
         return 3.0 if now > 15 else 0.0
 
-    threads = BlasThreads(4, told.append, busy, lambda: now)
+    threads = BlasThreads(4, 4, told.append, busy, lambda: now)
     for workers in (1, 1, 2, 2, 2, 3, 8, 1, 1):
         threads.share(workers)
     assert (told, asked) == ([2, 1, 4], [])
