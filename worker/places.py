@@ -83,6 +83,11 @@ class Places:
         return next((lane for lane in LANES if self._rows[lane]), None)
 
     @property
+    def first_token_of(self) -> Lane | None:
+        """The highest lane of the rows that decode and have drawn nothing yet."""
+        return min((row.lane for row in self.decoding.values() if not row.drawn), default=None)
+
+    @property
     def highest_waiting(self) -> Lane | None:
         """The highest lane of the prompts that are not done."""
         return next((lane for lane in LANES if self.in_prefill[lane] or self.lines[lane]), None)

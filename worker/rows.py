@@ -37,7 +37,9 @@ class RowTurns:
                     return Join(sequence.request_id)
             elif last is not None and sequence.lane < last.lane:
                 return Park(last.request_id)
-        if last is not None and last.lane is Lane.BATCH and self._would_stretch():
+        # Not before a first token: to park takes as long as a step.
+        is_beginning = places.first_token_of in (Lane.INTERACTIVE, Lane.STANDARD)
+        if last is not None and last.lane is Lane.BATCH and not is_beginning and self._would_stretch():
             return Park(last.request_id)
         return None
 

@@ -10,7 +10,7 @@ Who goes next, in the order it is asked:
    more than `stretch` times. Who had no stint of `stint_seconds` in `parked_seconds` is *due*: every other row that
    gets free is his before anybody else's, who was due first first, and for a stint nobody parks him again (`rows`).
 3. **Decode before prefill, while decode is owed.** What a slice owes the decoding rows is paid before the next slice
-   of its lane or a lower one (`pacing`).
+   of its lane or a lower one (`pacing`). So is a row's first token, before slices of its lane and of lower ones.
 4. **Lane.** Of the prompts that can run a slice, those of the highest lane go first. A lane that let
    `lower_lane_every` slices of higher lanes by takes the next one. What only warms the cache never does.
 5. **Prompt.** In a lane the prompt with the least work left goes first, where a tenant's lead over the others counts as
@@ -71,11 +71,11 @@ class Scheduler(SchedulerBooks):
         return Idle(min((each for each in deadlines if each is not None), default=None))
 
     def _lanes_not_owing(self) -> list[Lane]:
-        """Rule 3: those whose slices, and those of higher lanes, owe the rows that decode nothing."""
+        """Rule 3: those whose slices, and those of higher lanes, owe nothing, nor does a row as high wait to begin."""
         # What a mixed pass leaves owing is less than a step, mostly: to run one for it would pay far too much.
         payable = self.costs.step_seconds(len(self.places.decoding)) if self.is_mixing else 0.0
-        owing = self._debts.highest_owing(payable)
-        return [lane for lane in LANES if owing is None or lane < owing]
+        owing = [self._debts.highest_owing(payable), self.places.first_token_of]
+        return [lane for lane in LANES if all(each is None or lane < each for each in owing)]
 
     def _lane_of_next(self, lanes: Collection[Lane]) -> Lane:
         """Rule 4: the highest, unless a lower one has let enough slices by."""

@@ -57,13 +57,14 @@ def play(made: Scheduler, step: Step, now: float = 0.0, seconds: float = 0.0) ->
 
 
 def start_decoding(made: Scheduler, added: Sequence, now: float = 0.0) -> None:
-    """Add one and run it until it decodes, in no time."""
+    """Add one and run it until it decodes and has drawn a token, in no time."""
     made.add(added)
     name = added.request_id
     made.opened(name, 0, now)
     while added.prefill_left:
         made.prefilled(Prefill(name, min(512, added.prefill_left), added.lane), 0.0, now)
     made.joined(name, now)
+    made.drew(name)
 
 
 def order_of_prompts(made: Scheduler, seconds_per_token: float = 0.001) -> list[RequestId]:
@@ -710,6 +711,47 @@ def test_batch_rows_do_not_ride_along_with_who_waits() -> None:
     made = beside_rows(BATCH, I)
     start_decoding(made, sequence(C, 2, S))
     assert isinstance(made.next_step(0.0), Mixed)
+
+
+@pytest.mark.parametrize("slices", ["mixed", "apart"])
+@pytest.mark.parametrize(
+    ("rows", "prompt", "goes_first"), [(I, I, "row"), (I, BATCH, "row"), (S, S, "row"), (S, I, "prompt")]
+)
+def test_a_first_token_goes_before_slices_of_its_lane(
+    rows: Lane, prompt: Lane, goes_first: str, slices: Slices
+) -> None:
+    """One step alone, whose token its client waits for; then the prompt goes on."""
+    made = scheduler(slices=slices)
+    learn_steps(made, 0.02)
+    made.add(sequence(B, 10_000, prompt))
+    made.opened(B, 0, 0.0)
+    made.add(sequence(A, 2, rows))
+    made.opened(A, 1, 0.0)
+    made.joined(A, 0.0)
+
+    step = made.next_step(0.0)
+    assert isinstance(step, Decode if goes_first == "row" else Prefill | Mixed)
+    play(made, step, 0.0, 0.0)
+    if isinstance(step, Decode):
+        made.drew(A)
+        assert isinstance(made.next_step(0.0), Prefill | Mixed)
+
+
+def test_batch_rows_are_parked_once_the_first_token_is_there() -> None:
+    """To park takes as long as a step, and who has just asked waits for this one."""
+    made = scheduler(max_rows=4)
+    for name in (C, D):
+        start_decoding(made, sequence(name, 2, BATCH))
+    for rows, seconds in ((1, 0.02), (2, 0.03), (3, 0.06)):
+        made.costs.stepped(rows, seconds)
+    made.add(sequence(A, 2, I))
+    made.opened(A, 1, 0.0)
+    made.joined(A, 0.0)
+
+    assert isinstance(made.next_step(1.0), Decode)
+    made.decoded(0.06, 3)
+    made.drew(A)
+    assert made.next_step(1.0) == Park(D)
 
 
 def test_the_first_mixed_passes_are_short() -> None:
