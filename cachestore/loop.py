@@ -6,7 +6,7 @@ from typing import Protocol
 import structlog
 
 from cachestore.service import Service
-from protocol.blocks import BlockReply, BlockRequest, CacheFailed
+from protocol.blocks import BlockReply, BlockRequest, CacheFailed, StillHeld
 from protocol.failures import Failure, FailureKind
 from protocol.framing import MalformedMessage
 from protocol.sockets import PeerGone
@@ -15,7 +15,7 @@ IDLE_SECONDS = 0.2
 """How long a stop may go unnoticed."""
 
 HOUSEKEEPING_SECONDS = 1.0
-"""However busy the socket is, leases end on time."""
+"""However busy the socket is, leases end on time, and those of a peer that died soon after it."""
 
 _log = structlog.get_logger("cachestore")
 
@@ -30,7 +30,7 @@ class Messages(Protocol):
 
 def run(listener: Messages, service: Service, clock: Callable[[], float], should_stop: Callable[[], bool]) -> None:
     """Serve until `should_stop`. A request that raises is answered and logged; bytes that are no request are logged."""
-    housekept_at = clock()
+    housekept_at = looked_after_at = clock()
     wait_seconds = 0.0
     while not should_stop():
         received = listener.receive(wait_seconds)
@@ -38,18 +38,25 @@ def run(listener: Messages, service: Service, clock: Callable[[], float], should
         if received is None or now - housekept_at >= HOUSEKEEPING_SECONDS:
             housekept_at = now
             wait_seconds = 0.0 if service.idle(now) == "busy" else IDLE_SECONDS
+        if now - looked_after_at >= HOUSEKEEPING_SECONDS:
+            looked_after_at = now
+            for peer in service.lease_holders(now):
+                _send(listener, service, peer, StillHeld(), now)
         if received is None:
             continue
         peer, request = received
         if isinstance(request, MalformedMessage):
             _log.warning("malformed_message", peer=_printable(peer), why=str(request))
             continue
-        reply = _answer(service, peer, request, now)
-        try:
-            listener.send(peer, reply)
-        except PeerGone:
-            _log.info("peer_gone", peer=_printable(peer))
-            service.drop_peer(peer, now)
+        _send(listener, service, peer, _answer(service, peer, request, now), now)
+
+
+def _send(listener: Messages, service: Service, peer: bytes, reply: BlockReply, now: float) -> None:
+    try:
+        listener.send(peer, reply)
+    except PeerGone:
+        _log.info("peer_gone", peer=_printable(peer))
+        service.drop_peer(peer, now)
 
 
 def _answer(service: Service, peer: bytes, request: BlockRequest, now: float) -> BlockReply:

@@ -15,6 +15,8 @@ from protocol.ids import BlockKey, LeaseId
 
 READ_LEASE_SECONDS = 60.0
 STAGE_LEASE_SECONDS = 120.0
+LOOK_AFTER_SECONDS = 1.0
+"""A peer that holds a lease longer than that is looked after: it may be dead."""
 MAX_LEASES = 4096
 
 
@@ -24,6 +26,7 @@ class ReadLease(Struct, frozen=True, kw_only=True):
     lease: LeaseId
     peer: bytes
     blocks: tuple[int, ...]
+    taken_at: float
     expires_at: float
 
 
@@ -36,6 +39,7 @@ class StageLease(Struct, frozen=True, kw_only=True):
     key: BlockKey
     path: str
     reserved_bytes: int
+    taken_at: float
     expires_at: float
     owner: str = ""
     ttl_seconds: float | None = None
@@ -79,7 +83,9 @@ class Pins:
         lease = self._new_id()
         pinned = tuple(blocks)
         self._readers.update(set(pinned))
-        self._leases[lease] = ReadLease(lease=lease, peer=peer, blocks=pinned, expires_at=now + READ_LEASE_SECONDS)
+        self._leases[lease] = ReadLease(
+            lease=lease, peer=peer, blocks=pinned, taken_at=now, expires_at=now + READ_LEASE_SECONDS
+        )
         return lease
 
     def lease_stage(
@@ -104,6 +110,7 @@ class Pins:
             key=key,
             path=path,
             reserved_bytes=reserved_bytes,
+            taken_at=now,
             expires_at=now + STAGE_LEASE_SECONDS,
             owner=owner,
             ttl_seconds=ttl_seconds,
@@ -139,6 +146,10 @@ class Pins:
         for held in ended:
             self._end(held)
         return ended
+
+    def holders(self, now: float) -> set[bytes]:
+        """The peers with a lease that is old enough to ask whether they are there."""
+        return {held.peer for held in self._leases.values() if held.taken_at + LOOK_AFTER_SECONDS <= now}
 
     def expire(self, now: float) -> list[Lease]:
         """End the leases whose time is over."""

@@ -175,6 +175,10 @@ class Service:
         reconciling = self._reconcile_some(store, _IDLE_STEPS, now)
         return "busy" if expired else reconciling
 
+    def lease_holders(self, now: float) -> set[bytes]:
+        """The peers that have held a lease for a while; one that is gone cannot be sent anything, see `drop_peer`."""
+        return self._pins.holders(now)
+
     def drop_peer(self, peer: bytes, now: float) -> None:
         """A peer is gone: end its leases."""
         if self._store is None:

@@ -255,6 +255,26 @@ class CacheFailed(Struct, frozen=True, kw_only=True, tag=True):
     failure: Failure
 
 
+class StillHeld(Struct, frozen=True, kw_only=True, tag=True):
+    """Answer to nothing: it goes now and then to a peer that has held a lease for a while, and needs no reply.
+
+    That it can be sent says that the peer is there; the leases of one that is gone end at once.
+    """
+
+    call_id: int = 0
+
+
 BlockReply = (
-    Found | Leased | Staged | Declined | Published | Released | Forgotten | Pinned | Unpinned | Described | CacheFailed
+    Found
+    | Leased
+    | Staged
+    | Declined
+    | Published
+    | Released
+    | Forgotten
+    | Pinned
+    | Unpinned
+    | Described
+    | CacheFailed
+    | StillHeld
 )

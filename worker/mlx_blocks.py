@@ -8,11 +8,14 @@ would keep the whole row alive, and make the next decode step copy it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache
 
 from worker.prefix_index import BlockUse
+
+if TYPE_CHECKING:  # mlx-lm takes more than a second to import, and block files do without it
+    from mlx_lm.models.cache import KVCache
 
 KVArrays = dict[str, mx.array]
 """A block's payload: `keys0`, `values0`, `keys1`, … one pair per group of layers."""
@@ -27,7 +30,7 @@ class KVLayout:
     groups: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, flat: Sequence[KVCache], cut: Sequence[int]) -> "KVLayout":
+    def of(cls, flat: "Sequence[KVCache]", cut: Sequence[int]) -> "KVLayout":
         """Read off the leaves `cut` of caches that hold at least one token."""
         groups: dict[object, list[int]] = {}
         for index in cut:
@@ -36,7 +39,7 @@ class KVLayout:
             groups.setdefault(shape, []).append(index)
         return cls(tuple(tuple(layers) for layers in groups.values()))
 
-    def cut(self, caches: Sequence[KVCache], row: int, start: int, end: int) -> KVArrays:
+    def cut(self, caches: "Sequence[KVCache]", row: int, start: int, end: int) -> KVArrays:
         """The KV at slots [start, end) of one row, evaluated."""
         arrays: KVArrays = {}
         for group, layers in enumerate(self.groups):
@@ -46,7 +49,7 @@ class KVLayout:
         mx.eval(arrays)
         return arrays
 
-    def fill(self, caches: Sequence[KVCache], uses: Sequence[BlockUse[KVArrays]], capacity_tokens: int) -> None:
+    def fill(self, caches: "Sequence[KVCache]", uses: Sequence[BlockUse[KVArrays]], capacity_tokens: int) -> None:
         """Put the tokens of `uses` into empty single-row caches, with room for `capacity_tokens`."""
         held = sum(use.tokens for use in uses)
         if not held:

@@ -4,7 +4,7 @@ from collections import deque
 from typing import Any
 
 from cachestore.loop import run
-from protocol.blocks import CacheFailed, Describe, Released
+from protocol.blocks import CacheFailed, Describe, Released, StillHeld
 from protocol.framing import MalformedMessage
 from protocol.sockets import PeerGone
 
@@ -35,6 +35,7 @@ class ScriptedService:
     def __init__(self) -> None:
         self.dropped: list[bytes] = []
         self.idled: list[float] = []
+        self.holders: set[bytes] = set()
 
     def handle(self, peer: bytes, request: Any, now: float) -> Any:
         if peer == b"bad":
@@ -45,12 +46,22 @@ class ScriptedService:
         self.idled.append(now)
         return "busy" if len(self.idled) < 3 else "quiet"
 
+    def lease_holders(self, now: float) -> set[bytes]:
+        return set(self.holders)
+
     def drop_peer(self, peer: bytes, now: float) -> None:
         self.dropped.append(peer)
+        self.holders.discard(peer)
 
 
-def serve(messages: list[tuple[bytes, Any]], rounds: int, seconds_a_round: float = 0.0):
+def serve(
+    messages: list[tuple[bytes, Any]],
+    rounds: int,
+    seconds_a_round: float = 0.0,
+    holders: frozenset[bytes] = frozenset(),
+):
     listener, service = ScriptedMessages(messages), ScriptedService()
+    service.holders |= holders
     left = iter([False] * rounds + [True] * 2)
     ticks = iter(round_ * seconds_a_round for round_ in range(10_000))
     run(listener, service, lambda: next(ticks), lambda: next(left))  # type: ignore[arg-type]
@@ -88,3 +99,11 @@ def test_housekeeping_runs_under_load_too():
     """A socket that is never silent does not keep leases from ending."""
     _, service = serve([(b"w", Describe(call_id=n)) for n in range(100)], rounds=100, seconds_a_round=0.1)
     assert 5 <= len(service.idled) <= 15
+
+
+def test_who_holds_a_lease_for_long_is_looked_after_now_and_then():
+    """One that died loses its leases within seconds, though nothing is to be sent to it; one that lives keeps them."""
+    listener, service = serve([], rounds=100, seconds_a_round=0.1, holders=frozenset({b"gone", b"w"}))
+    assert service.dropped == [b"gone"]
+    assert {message for _, message in listener.sent} == {StillHeld()}
+    assert 5 <= len(listener.sent) <= 15

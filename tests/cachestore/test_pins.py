@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from cachestore.pins import READ_LEASE_SECONDS, STAGE_LEASE_SECONDS, Pins, ReadLease, StageLease
+from cachestore.pins import LOOK_AFTER_SECONDS, READ_LEASE_SECONDS, STAGE_LEASE_SECONDS, Pins, ReadLease, StageLease
 from protocol.ids import BlockKey, LeaseId
 
 PEERS = st.sampled_from([b"a", b"b", b"c"])
@@ -27,7 +27,11 @@ class PinsMachine(RuleBasedStateMachine):
         lease = self.pins.lease_blocks(peer, blocks, self.now)
         assert lease not in self.live
         self.live[lease] = ReadLease(
-            lease=lease, peer=peer, blocks=tuple(blocks), expires_at=self.now + READ_LEASE_SECONDS
+            lease=lease,
+            peer=peer,
+            blocks=tuple(blocks),
+            taken_at=self.now,
+            expires_at=self.now + READ_LEASE_SECONDS,
         )
         return lease
 
@@ -43,6 +47,7 @@ class PinsMachine(RuleBasedStateMachine):
             key=BlockKey(b"k"),
             path="p",
             reserved_bytes=reserved_bytes,
+            taken_at=self.now,
             expires_at=self.now + STAGE_LEASE_SECONDS,
         )
         assert self.pins.stage(peer, lease) == self.live[lease]
@@ -77,6 +82,8 @@ class PinsMachine(RuleBasedStateMachine):
         )
         assert {block for block in range(8) if self.pins.is_pinned(block)} == set(readers)
         assert self.pins.count == len(self.live)
+        old_enough = {held.peer for held in self.live.values() if self.now - held.taken_at >= LOOK_AFTER_SECONDS}
+        assert self.pins.holders(self.now) == old_enough
         assert self.pins.reserved_bytes == sum(
             held.reserved_bytes for held in self.live.values() if isinstance(held, StageLease)
         )

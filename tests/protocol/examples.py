@@ -241,6 +241,7 @@ EXAMPLES: tuple[Struct, ...] = (
     blocks.Forgotten(call_id=1, blocks=2, file_bytes=8192),
     blocks.Pinned(call_id=1, blocks=2),
     blocks.Unpinned(call_id=1, blocks=2),
+    blocks.StillHeld(),
     blocks.Described(
         call_id=1,
         blocks=1,
