@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -136,8 +137,10 @@ class CacheDoors:
         unused_for_seconds: float | None = None,
         asked_by: str,
     ) -> CacheForgotten:
-        """Drop what matches all that is given, everything when nothing is."""
+        """Drop what matches all that is given, everything when nothing is. Raises CacheRefusal when some of it may be
+        left or come back; then all else is forgotten."""
         fingerprint = None if model is None else await self.fingerprint(model)
+        in_memory: Literal["followed", "unknown"] = "followed"
         told: list[ModelName] = []  # memory first: what is forgotten there cannot be written to the disk any more
         if unused_for_seconds is None:
             for known in (await self.control.fresh_status()).models:
@@ -145,8 +148,8 @@ class CacheDoors:
                 if is_meant and self.control.tell(known.name, ForgetHot(owner=owner)) == "told":
                     told.append(known.name)
             if told:
-                # Their books are asked for behind that order: once these come, no block of before can reach the disk.
-                await self.control.fresh_status()
+                # Once they have done so, no block of before can reach the disk.
+                in_memory = await self.control.orders_followed()
             if owner is not None:
                 self.recorder.forget(owner)
             elif model is None:
@@ -161,6 +164,12 @@ class CacheDoors:
             )
         )
         match reply:
+            case None | Forgotten() if in_memory == "unknown":
+                raise CacheRefusal(
+                    FailureKind.CACHE_UNAVAILABLE,
+                    "Not all of it could be forgotten: a model's process is too busy, or stopped, and may keep what it "
+                    "has in memory, or still write it to the disk. Try again; `mlxd status` shows which one.",
+                )
             case None:
                 return CacheForgotten(models=tuple(told), disk="off", disk_blocks=0, disk_bytes=0)
             case Forgotten():

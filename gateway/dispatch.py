@@ -60,6 +60,9 @@ _UNREAD_MESSAGES = 256
 """Messages taken from the socket and not handled yet. More wait in ZeroMQ, which takes turns between workers."""
 
 _FRESH_BOOKS_SECONDS = 1.0
+_ORDERS_SECONDS = 10.0
+"""A busy process looks at what it was told between two slices of a prompt, one that drains between two writes."""
+
 _CACHESTORE_SECONDS = 60.0
 """To forget a full cache is to delete a hundred thousand files."""
 
@@ -137,16 +140,28 @@ class Dispatch:
         if isinstance(order, SetBudget):
             self._processes.remember_budget(model, order.hot_cache_bytes)
         self._post(Ordered(model=model, order=order))
-        return "told" if isinstance(self._fleet.state(model), Ready) else "not_loaded"
+        return "told" if isinstance(self._fleet.state(model), Ready | Draining) else "not_loaded"
+
+    async def orders_followed(self) -> Literal["followed", "unknown"]:
+        """Whether every process has done what it was told so far, or is gone. Unknown of one that is silent."""
+        # A process does what it is told in its turn: its answer to what was asked last says that all before is done.
+        return await self._asked_for_books("ready and draining", _ORDERS_SECONDS)
 
     async def fresh_status(self) -> ServiceStatus:
         """The status after every ready process was asked for its books; those of a busy one may be its last."""
-        wanted = BooksWanted(nonces=set(), fresh=asyncio.Event())
-        if not self._done.is_set():
-            self._post(wanted)
-            await _within(wanted.fresh, _FRESH_BOOKS_SECONDS)
-            self._books.forget(wanted)
+        await self._asked_for_books("ready", _FRESH_BOOKS_SECONDS)
         return self.status()
+
+    async def _asked_for_books(
+        self, whose: Literal["ready", "ready and draining"], within_seconds: float
+    ) -> Literal["followed", "unknown"]:
+        if self._done.is_set():
+            return "followed"
+        wanted = BooksWanted(whose=whose, asked={}, fresh=asyncio.Event())
+        self._post(wanted)
+        await _within(wanted.fresh, within_seconds)
+        self._books.forget(wanted)
+        return "followed" if wanted.fresh.is_set() else "unknown"
 
     async def ask_cachestore(self, question: CacheQuestion) -> BlockReply | None:
         """Its reply, None when caching on disk is off. Raises CachestoreSilent."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Literal, Protocol
 
 from msgspec import Struct
 
@@ -77,7 +77,7 @@ class Cancelled(Struct, frozen=True, kw_only=True):
 
 
 class Ordered(Struct, frozen=True, kw_only=True):
-    """Something is to be told to a model's process, if it has one that is ready."""
+    """Something is to be told to a model's process, if it has one that is ready or drains."""
 
     model: ModelName
     order: CacheOrder
@@ -98,9 +98,11 @@ class UnloadAsked(Struct, frozen=True, kw_only=True):
 
 
 class BooksWanted(Struct, frozen=True, kw_only=True):
-    """`nonces` are filled in by the loop, and emptied as the Pongs come."""
+    """`asked` is filled in by the loop, by the nonces of its Pings, and emptied as the Pongs come or the processes
+    go."""
 
-    nonces: set[int]
+    whose: Literal["ready", "ready and draining"]
+    asked: dict[int, Incarnation]
     fresh: asyncio.Event
 
 

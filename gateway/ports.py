@@ -64,6 +64,10 @@ class CacheControl(Protocol):
         """Order a model's process. A budget for a model that is not loaded is remembered for its next load."""
         ...
 
+    async def orders_followed(self) -> Literal["followed", "unknown"]:
+        """Whether every process has done what it was told so far, or is gone. Waits for that, but not for ever."""
+        ...
+
     async def fresh_status(self) -> ServiceStatus:
         """The status with books asked for now, or the last ones of a process that does not answer soon."""
         ...

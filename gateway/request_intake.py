@@ -6,7 +6,7 @@ from gateway.dispatch_state import DispatchState
 from gateway.dispatch_terms import DispatchSettings, ModelFolder, ModelFolders
 from gateway.fleet_effects import FleetEffects
 from gateway.fleet_failures import shutting_down
-from gateway.fleet_terms import ModelWanted, Ready, ShutdownAsked, StopAsked, WaitersLeft
+from gateway.fleet_terms import Draining, ModelWanted, Ready, ShutdownAsked, StopAsked, WaitersLeft
 from gateway.model_waiters import Outcome
 from gateway.open_requests import OpenRequest
 from gateway.ports import CacheOrder
@@ -113,9 +113,10 @@ class RequestIntake:
         self._effects.tell_if_stranded(model)
 
     async def ordered(self, model: ModelName, order: CacheOrder) -> None:
-        """One that is not ready has nothing to unpin or to forget; its budget is looked at when it is."""
+        """One that loads has nothing to unpin or to forget, and its budget is looked at when it is ready. One that
+        drains has, and stores it before it goes."""
         state = self._fleet.state(model)
-        if isinstance(state, Ready):
+        if isinstance(state, Ready | Draining):
             await self._socket.send_if_there(state.incarnation, order)
 
     async def drain_deadline_passed(self) -> None:

@@ -154,3 +154,4 @@ class WorkerWords:
         )
         await self._effects.tell(event)
         self._waiters.ended(worker.incarnation)
+        self._books.ended(worker.incarnation)

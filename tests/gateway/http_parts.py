@@ -109,11 +109,15 @@ class ToldCaches:
     status_source: FixedStatus
     told: list[tuple[ModelName, CacheOrder]] = field(default_factory=list)
     asked: list[CacheQuestion] = field(default_factory=list)
+    orders: Literal["followed", "unknown"] = "followed"
     answers: dict[type, BlockReply | CachestoreSilent | None] = field(default_factory=dict)
 
     def tell(self, model: ModelName, order: CacheOrder) -> Literal["told", "not_loaded"]:
         self.told.append((model, order))
         return "told" if any(known.name == model for known in self.status_source.models) else "not_loaded"
+
+    async def orders_followed(self) -> Literal["followed", "unknown"]:
+        return self.orders
 
     async def fresh_status(self) -> ServiceStatus:
         return self.status_source.status()

@@ -284,6 +284,22 @@ async def test_a_disk_that_was_not_purged_is_no_success(house: House) -> None:
     assert response.headers["x-should-retry"] == "true"
 
 
+@pytest.mark.parametrize("has_disk", [True, False])
+async def test_memory_that_may_still_be_written_is_no_success(house: House, *, has_disk: bool) -> None:
+    """A process that did not say that it has forgotten may write it yet: all else is forgotten, and it is said."""
+    house.status.models = [loaded("tiny")]
+    house.caches.orders = "unknown"
+    if not has_disk:
+        house.caches.answers[Forget] = None
+    async with house.client() as client:
+        response = await client.post("/v1/cache/forget", json={})
+        assert [type(asked) for asked in house.caches.asked] == [Forget]
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "cache_unavailable")
+        assert response.headers["x-should-retry"] == "true"
+        house.caches.orders = "followed"
+        assert (await client.post("/v1/cache/forget", json={})).status_code == 200
+
+
 async def test_with_no_cache_on_disk_memory_is_all_there_is(house: House) -> None:
     house.caches.answers[Forget] = None
     async with house.client() as client:

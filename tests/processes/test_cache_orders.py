@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.cachestore_child import CachestoreSilent
 from gateway.dispatch import Dispatch
@@ -15,7 +16,7 @@ from protocol.blocks import Describe, Described, Forget, Forgotten
 from protocol.generation import Finished, ForgetHot, Pong, SetBudget, Unpin, Warmed
 from protocol.ids import Incarnation, ModelName
 from tests.processes.gateway_stand_in import cachestore_settings
-from tests.processes.serving import Folders, serving, settings_for, status_of, submit, until
+from tests.processes.serving import DEADLINE_SECONDS, QUICK, Folders, serving, settings_for, status_of, submit, until
 
 MODEL = ModelName("well_behaved")
 
@@ -35,6 +36,43 @@ async def test_orders_reach_a_loaded_model_in_order(runtime_directory: Path) -> 
         assert dispatch.tell(MODEL, SetBudget(hot_cache_bytes=77)) == "told"
         books = await fresh_books(dispatch)
         assert (books.misses, books.hot_cache_budget_bytes) == ({"Unpin": 1, "ForgetHot": 1}, 77)
+
+
+async def test_a_process_that_drains_is_told_to_forget(runtime_directory: Path) -> None:
+    """What it has in memory goes to the disk before it ends, so that it must hear; its answer says that it has."""
+    async with serving(settings_for(runtime_directory, replace(QUICK, drain_seconds=DEADLINE_SECONDS))) as dispatch:
+        streaming = submit(dispatch, MODEL, "forever")
+        await streaming.has_text()
+        dispatch.unload(MODEL)
+        await until(lambda: status_of(dispatch, MODEL).state == "draining")
+        assert dispatch.tell(MODEL, ForgetHot()) == "told"
+        assert await dispatch.orders_followed() == "followed"
+        books = status_of(dispatch, MODEL).books
+        assert books is not None
+        assert books.misses == {"ForgetHot": 1}
+        streaming.reply.cancel()
+
+
+async def test_it_is_known_whether_orders_were_followed(
+    runtime_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of a process that is silent; of one that goes on, it is; and nobody waits for one that has ended."""
+    async with serving(settings_for(runtime_directory)) as dispatch:
+        await submit(dispatch, MODEL).end()
+        pid = status_of(dispatch, MODEL).pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        dispatch.tell(MODEL, ForgetHot())
+        monkeypatch.setattr("gateway.dispatch._ORDERS_SECONDS", 0.1)
+        assert await dispatch.orders_followed() == "unknown"
+        monkeypatch.setattr("gateway.dispatch._ORDERS_SECONDS", DEADLINE_SECONDS)
+        os.kill(pid, signal.SIGCONT)
+        assert await dispatch.orders_followed() == "followed"
+        os.kill(pid, signal.SIGSTOP)
+        asked = asyncio.create_task(dispatch.orders_followed())
+        await asyncio.sleep(0)
+        os.kill(pid, signal.SIGKILL)
+        assert await asked == "followed"
 
 
 async def test_a_budget_outlives_the_process(runtime_directory: Path) -> None:

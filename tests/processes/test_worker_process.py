@@ -4,12 +4,14 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from protocol.blocks import BlockRequest, Forget, Forgotten, Found, Lookup, Publish, Stage, Staged
 from protocol.failures import FailureKind
 from protocol.generation import (
     Cancel,
@@ -19,6 +21,7 @@ from protocol.generation import (
     Failed,
     Finished,
     FinishReason,
+    ForgetHot,
     LastWords,
     Loading,
     Prefilling,
@@ -26,8 +29,9 @@ from protocol.generation import (
     Ready,
 )
 from protocol.handshake import PROTOCOL_VERSION, Hello, Refused, Welcome
-from protocol.ids import RequestId
+from protocol.ids import LeaseId, RequestId
 from protocol.sampling import Sampling
+from tests.fakes.fake_store import Answer, FakeStore
 from tests.fakes.script_model import said_by
 from tests.processes.running_worker import Start, WorkerProcess
 
@@ -98,6 +102,40 @@ def test_nothing_private_is_logged(start: Start, script_model: Path) -> None:
     assert "MARKER" not in worker.log
     assert "alpha" not in worker.log
     assert str(script_model) not in arguments
+
+
+def test_what_is_forgotten_while_a_drained_worker_writes_is_not_written(
+    start: Start, script_model: Path, runtime_directory: Path, tmp_path: Path
+) -> None:
+    """It is in no row any more and on its way out, but hears that it shall forget, and answers when it has."""
+    may_write = threading.Event()
+
+    def answer(request: BlockRequest) -> Answer:
+        match request:
+            case Lookup(call_id=call_id):
+                return Found(call_id=call_id, blocks=())
+            case Stage(call_id=call_id):
+                assert may_write.wait(20)
+                return Staged(call_id=call_id, path=str(tmp_path / "staged"), lease=LeaseId(1))
+            case Forget(call_id=call_id):
+                return Forgotten(call_id=call_id, blocks=0, file_bytes=0)
+            case _:
+                return None
+
+    store = FakeStore(runtime_directory, answer)
+    try:
+        worker = start(script_model)
+        worker.ask("kept", [65] * 600, max_tokens=1)
+        worker.send(Drain(deadline_seconds=5.0))
+        store.next(Stage)
+        worker.send(ForgetHot())
+        assert worker.pong().hot_cache_blocks == 0
+        may_write.set()
+        assert worker.exit_code() == 0
+    finally:
+        may_write.set()
+        store.close()
+    assert not {type(store.requests.get()) for _ in range(store.requests.qsize())} & {Stage, Publish}
 
 
 # --- cancel ---------------------------------------------------------------------------------------------------------

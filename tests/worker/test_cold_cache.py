@@ -40,7 +40,8 @@ from protocol.failures import Failure, FailureKind
 from protocol.generation import Pin
 from protocol.ids import BLOCK_TOKENS, GRAIN_TOKENS, BlockKey, Incarnation, LeaseId
 from protocol.launch import CachestoreLaunch
-from protocol.sockets import Listener, Peer, PeerGone
+from protocol.sockets import Listener, Peer
+from tests.fakes.fake_store import Answer, FakeStore
 from tests.worker.parts import FINGERPRINT, chain_of_blocks, prepared
 from worker.chain_reading import BlockDamaged
 from worker.cold_cache import ColdCache
@@ -50,44 +51,9 @@ from worker.prefix_cache import Fetch as PrefixFetch
 from worker.prefix_index import Block, BlockParts, State
 
 Kv = tuple[int, ...]
-Answer = BlockReply | dict[str, int] | None
 DEADLINE_SECONDS = 20.0
 CHECKSUM = b"c" * 16
 FILE_BYTES = 100_000
-
-
-class FakeStore:
-    """A real socket, with answers of the test's choosing: None is silence, a dict is no message at all."""
-
-    def __init__(self, directory: Path, answer: Callable[[BlockRequest], Answer]) -> None:
-        self.answer = answer
-        self.requests: queue.SimpleQueue[BlockRequest] = queue.SimpleQueue()
-        self._stop = threading.Event()
-        path = cachestore_socket(directory)
-        self._listener: Listener[BlockRequest, Any] = Listener(path, BlockRequest)
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            if (received := self._listener.receive(0.02)) is not None:
-                peer, request = received
-                self.requests.put(request)  # pyright: ignore[reportArgumentType]
-                answer = self.answer(request)  # pyright: ignore[reportArgumentType]
-                if answer is not None:
-                    with contextlib.suppress(PeerGone):  # a worker may stop before its Release is answered
-                        self._listener.send(peer, answer)
-
-    def next(self, kind: type[Any]) -> Any:
-        """The next request of this kind."""
-        while not isinstance(request := self.requests.get(timeout=DEADLINE_SECONDS), kind):
-            pass
-        return request
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._listener.close()
 
 
 class PlainReading:
