@@ -18,18 +18,29 @@ HELD_BY_CLASS = "class_limit"
 """Other requests of the class have to end first (`max_running_<class>`)."""
 
 
+HELD_BY_RESTART = "restart"
+"""Its process is being replaced, and the next one begins it from the start."""
+
+HELD_HERE = (HELD_BY_KEY, HELD_BY_CLASS, HELD_BY_RESTART)
+"""What no worker measures."""
+
+
 class QueueParts(Struct, frozen=True, kw_only=True):
     """What `queue_seconds` is made of: for other requests of the key, of the class; for the model to be loaded and to
-    have room in its queue; in its process, before the prompt was first worked on."""
+    have room in its queue; in processes that died over it (`lost`), and until another one got it (`restart`); in the
+    process that answered, before the prompt was first worked on."""
 
     key_limit_seconds: float = 0.0
     class_limit_seconds: float = 0.0
     model_seconds: float = 0.0
+    lost_seconds: float = 0.0
+    restart_seconds: float = 0.0
     worker_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return self.key_limit_seconds + self.class_limit_seconds + self.model_seconds + self.worker_seconds
+        here = self.key_limit_seconds + self.class_limit_seconds + self.model_seconds
+        return here + self.lost_seconds + self.restart_seconds + self.worker_seconds
 
 
 class AnswerTimings(Timings, frozen=True, kw_only=True):
@@ -45,8 +56,9 @@ class AnswerTimings(Timings, frozen=True, kw_only=True):
 def answer_timings(timings: Timings, waits: QueueParts, completion_tokens: int) -> AnswerTimings:
     """A worker's timings with what the gateway measured before it: `waits` know nothing of the worker yet."""
     queue = replace(waits, worker_seconds=timings.queue_seconds)
-    limits = {HELD_BY_KEY: queue.key_limit_seconds, HELD_BY_CLASS: queue.class_limit_seconds}
-    held = timings.held | {reason: seconds for reason, seconds in limits.items() if seconds > 0}
+    waited = (queue.key_limit_seconds, queue.class_limit_seconds, queue.restart_seconds)
+    here = zip(HELD_HERE, waited, strict=True)
+    held = timings.held | {reason: seconds for reason, seconds in here if seconds > 0}
     rate = completion_tokens / timings.decode_seconds if timings.decode_seconds > 0 else 0.0
     return AnswerTimings(
         queue_seconds=queue.seconds,
@@ -90,6 +102,8 @@ def timing_fields(timings: AnswerTimings) -> dict[str, str | int | float]:
         "queue_key_limit_seconds": round(queue.key_limit_seconds, 4),
         "queue_class_limit_seconds": round(queue.class_limit_seconds, 4),
         "queue_model_seconds": round(queue.model_seconds, 4),
+        "queue_lost_seconds": round(queue.lost_seconds, 4),
+        "queue_restart_seconds": round(queue.restart_seconds, 4),
         "queue_worker_seconds": round(queue.worker_seconds, 4),
         "prefill_seconds": round(timings.prefill_seconds, 4),
         "prefill_slices": timings.prefill_slices,

@@ -300,6 +300,8 @@ class Answering:
         try:
             refused = await self._refused_before_headers(opening, accepted, place, disconnected)
             if refused is not None:
+                # The check is no event of this request's own reply, which may not even have been asked for.
+                place.advance(Failed(request_id=asked.request_id, failure=refused))
                 failure = pointing_at(dialect.prompt_field, refused, accepted.constraint_field)
                 await send_error(send, dialect.error(failure, asked.request_id), headers)
                 return

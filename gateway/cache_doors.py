@@ -223,7 +223,7 @@ class CacheDoors:
     async def warm(self, model: ModelName, warm: Warm, pin: PinRequest | None, place: Place) -> CacheWarm | Failure:
         """Run it, or share the run of an equal one. Leave by cancelling, and leave the place."""
         await place.turn()
-        end = await self.flights.run(model, warm, place.watch_shared(warm.request_id))
+        end = await self.flights.run(model, warm, place.watch_shared(warm.request_id), place.count_run)
         if isinstance(end, Failed):
             return end.failure
         end = replace(end, timings=place.timings(end.timings, 0))

@@ -185,6 +185,7 @@ async def _answer_warm(
     caller: Caller = scope["state"]["caller"]
     accepted = body if isinstance(body, Failure) else _accept_warm(doors, body, scope)
     if isinstance(accepted, Failure):
+        desk.tallies.reject(accepted.kind)
         await send_error(send, openai_error(accepted))
         return
     prompt_field, model, warm, pin = accepted

@@ -6,6 +6,7 @@ from typing import Literal, assert_never
 
 import structlog
 
+from gateway.answer_timings import HELD_BY_RESTART
 from gateway.dispatch_state import DispatchState
 from gateway.dispatch_terms import Inbox
 from gateway.fleet_failures import stranded
@@ -31,7 +32,6 @@ from gateway.fleet_terms import (
     WorkerSeen,
     WorkerStuck,
 )
-from gateway.in_flight_request import HELD_BY_RESTART
 from gateway.open_requests import OpenRequest
 from gateway.worker_socket import WorkerSocket
 from protocol.generation import Waiting

@@ -22,15 +22,15 @@ from gateway.admission import (
 from gateway.answer_timings import AnswerTimings, answer_timings
 from gateway.caller import Caller
 from gateway.handed_over import HandedOver
-from gateway.in_flight import InFlight, RequestView
+from gateway.in_flight import InFlight, PromptOf, RequestView
 from gateway.in_flight_log import log_fields, queue_parts
 from gateway.in_flight_request import InFlightRequest, advance
 from gateway.latency_class import WorkClass
 from gateway.replies import Reply
-from gateway.request_tallies import Dialect, RequestTallies
+from gateway.request_tallies import Dialect, RequestTallies, count_warm
 from gateway.status import ModelState, StatusSource
 from protocol.failures import Failure
-from protocol.generation import Loading, RequestEvent, Timings
+from protocol.generation import Loading, RequestEvent, Timings, Warmed
 from protocol.ids import ModelName, RequestId
 
 RateWords = Callable[[Load, KeyLimits], tuple[tuple[bytes, bytes], ...]]
@@ -128,7 +128,7 @@ class FrontDesk:
     async def turn(self, request: InFlightRequest) -> None:
         await self._turns[request.request_id].wait()
 
-    def follow(self, request: InFlightRequest, choice_id: RequestId, prompt: Literal["own", "shared"]) -> None:
+    def follow(self, request: InFlightRequest, choice_id: RequestId, prompt: PromptOf) -> None:
         self._book.follow(request, choice_id, prompt)
 
     def advance(self, request: InFlightRequest, event: RequestEvent | HandedOver) -> None:
@@ -163,9 +163,11 @@ class FrontDesk:
             dialect=request.dialect,
             outcome=request.outcome,
         )
-        self._key_ends.ended(request.key_name, seconds=now - request.arrived, now=now)
-        self._class_ends.ended(request.work_class, seconds=now - request.arrived, now=now)
         if request.has_cost:
+            # What was refused, or left before its turn, says nothing of how long those take that run.
+            if request.work_class != "warm":
+                self._key_ends.ended(request.key_name, seconds=now - request.arrived, now=now)
+            self._class_ends.ended(request.work_class, seconds=now - request.arrived, now=now)
             self._tokens.charge(request.key_name, request.work_class, request.tokens, unix_now=self._unix_clock())
         self._grant_turns()
 
@@ -223,8 +225,12 @@ class Place:
 
     def watch_shared(self, choice_id: RequestId) -> Callable[[RequestEvent | HandedOver], None]:
         """What is to be told of a run that it shares with others, which is theirs to cancel."""
-        self._desk.follow(self._request, choice_id, "own")
+        self._desk.follow(self._request, choice_id, "common")
         return lambda event: self.advance(replace(event, request_id=self._request.request_id))
+
+    def count_run(self, end: Warmed) -> None:
+        """A run ended well that it shares with others, or shared: counted once, though each has it on its bill."""
+        count_warm(self._request.tallies, end)
 
     def timings(self, timings: Timings, completion_tokens: int) -> AnswerTimings:
         """A worker's timings with those of the gateway."""

@@ -16,6 +16,10 @@ from gateway.latency_class import WorkClass
 from protocol.generation import Loading, Prefilling
 from protocol.ids import ModelName, RequestId
 
+PromptOf = Literal["own", "shared", "common"]
+"""Whose a choice's prompt is: `shared` with the choice before it; `common` to equal requests that share one run, of
+which each has it on its bill."""
+
 
 class PromptProgress(Struct, frozen=True, kw_only=True):
     """How far a prompt is; `cached_tokens` of `total_tokens` need no work."""
@@ -122,10 +126,11 @@ class InFlight:
             return HELD_BY_CLASS
         return ""
 
-    def follow(self, request: InFlightRequest, choice_id: RequestId, prompt: Literal["own", "shared"]) -> None:
+    def follow(self, request: InFlightRequest, choice_id: RequestId, prompt: PromptOf) -> None:
         """One more choice of it is handed to its model. `prompt` says whether it brings a prompt along."""
         request.choices += 1
-        if prompt == "own":
+        request.has_common_run = prompt == "common"
+        if prompt != "shared":
             request.own_prompts[choice_id] = 0
 
     def view(self, request: InFlightRequest, *, loading: Loading | None, now: float) -> RequestView:

@@ -3,6 +3,8 @@
 from gateway.answer_timings import (
     HELD_BY_CLASS,
     HELD_BY_KEY,
+    HELD_BY_RESTART,
+    HELD_HERE,
     AnswerTimings,
     QueueParts,
     answer_timings,
@@ -17,10 +19,13 @@ def queue_parts(request: InFlightRequest, now: float) -> QueueParts:
     """What it waited for in the gateway."""
     turn_at = request.turn_at if request.turn_at is not None else now
     handed_over = request.handed_over if request.handed_over is not None else now
+    restart_seconds = request.held.get(HELD_BY_RESTART, 0.0)
     return QueueParts(
         key_limit_seconds=request.held.get(HELD_BY_KEY, 0.0),
         class_limit_seconds=request.held.get(HELD_BY_CLASS, 0.0),
-        model_seconds=max(0.0, handed_over - turn_at),
+        model_seconds=max(0.0, handed_over - turn_at - request.lost_seconds - restart_seconds),
+        lost_seconds=request.lost_seconds,
+        restart_seconds=restart_seconds,
     )
 
 
@@ -67,7 +72,7 @@ def _so_far(request: InFlightRequest, now: float) -> Timings:
     handed_over = request.handed_over if request.handed_over is not None else now
     decode_began = request.decode_began if request.decode_began is not None else now
     prefill_began = request.prefill_began if request.prefill_began is not None else decode_began
-    held = {reason: seconds for reason, seconds in request.held.items() if reason not in (HELD_BY_KEY, HELD_BY_CLASS)}
+    held = {reason: seconds for reason, seconds in request.held.items() if reason not in HELD_HERE}
     return Timings(
         queue_seconds=max(0.0, prefill_began - handed_over),
         prefill_seconds=decode_began - prefill_began,

@@ -5,9 +5,10 @@ from typing import Literal, assert_never
 from msgspec import Struct, field
 
 from gateway.admission import KeyLimits
+from gateway.answer_timings import HELD_BY_RESTART
 from gateway.handed_over import HandedOver
 from gateway.latency_class import WorkClass
-from gateway.request_tallies import Dialect, KindTallies, count_tokens
+from gateway.request_tallies import Dialect, KindTallies, count_tokens, count_warm
 from protocol.failures import FailureKind
 from protocol.generation import (
     CallArguments,
@@ -34,9 +35,6 @@ from protocol.ids import ModelName, RequestId
 Phase = Literal["waiting_for_model", "queued", "prefilling", "decoding"]
 """`waiting_for_model`: its process has not accepted it yet, mostly since it is loading."""
 
-HELD_BY_RESTART = "restart"
-"""Its process is being replaced, and the next one begins it from the start."""
-
 HELD_BY_ROWS = "rows"
 """What a worker says of a request that waits for a row, as in `protocol.generation.Waiting`."""
 
@@ -49,7 +47,9 @@ class InFlightRequest(Struct, kw_only=True):
     It may have several `choices`, of one or of several prompts: `prompt_tokens` are of all of these that are known,
     `completion_tokens` of all choices, `ends` of those that ended well. `counted_tokens` is the bill of what ended well
     and generated nothing. `tallies` are its kind's. `held` are the seconds of each reason that `held_by` had, as far
-    as they are over.
+    as they are over. `handed_over` is when the process got it that has it now, `lost_seconds` how long those had it
+    that died over it, `first_worked_on` when the first of all these began with its prompt. `has_common_run`: equal
+    requests share its run, which is counted for all of them elsewhere.
     """
 
     request_id: RequestId
@@ -61,8 +61,11 @@ class InFlightRequest(Struct, kw_only=True):
     dialect: Dialect = "chat"
     tallies: KindTallies = field(default_factory=KindTallies)
     choices: int = 0
+    has_common_run: bool = False
     turn_at: float | None = None
     handed_over: float | None = None
+    lost_seconds: float = 0.0
+    first_worked_on: float | None = None
     phase: Phase = "waiting_for_model"
     prompt_tokens: int | None = None
     ahead: int | None = None
@@ -166,17 +169,17 @@ def _advance_first(
     | HandedOver,
     now: float,
 ) -> None:
+    if isinstance(event, Waiting) and event.held_by == HELD_BY_RESTART:
+        _begin_anew(request, now)
+        return
     if request.handed_over is None or isinstance(event, HandedOver):
         request.handed_over = now
+        if request.held_by == HELD_BY_RESTART:
+            hold(request, "", now)
     match event:
         case Queued():
             request.phase = "queued"
             hold(request, "", now)
-        case Waiting(held_by=held_by) if held_by == HELD_BY_RESTART:
-            request.phase = "waiting_for_model"
-            request.ahead = request.eta_seconds = None
-            request.prefilling, request.prefill_began, request.prefill_slices = None, None, 0
-            hold(request, held_by, now)
         case Waiting():
             request.ahead, request.eta_seconds = event.ahead, event.eta_seconds
             hold(request, event.held_by, now)
@@ -185,6 +188,8 @@ def _advance_first(
         case Prefilling():
             if request.prefill_began is None:
                 request.prefill_began = now
+            if request.first_worked_on is None:
+                request.first_worked_on = now
                 request.tallies.queue.add(now - request.arrived)
             if event.done_tokens > (request.prefilling.done_tokens if request.prefilling else event.cached_tokens):
                 request.prefill_slices += 1
@@ -194,11 +199,25 @@ def _advance_first(
         case Embedded(prompt_tokens=tokens) | Reranked(prompt_tokens=tokens) | Warmed(prompt_tokens=tokens):
             request.prompt_tokens = request.counted_tokens = tokens
             request.timings = event.timings
-            request.tallies.prompt_tokens += tokens
+            if not isinstance(event, Warmed):
+                request.tallies.prompt_tokens += tokens
+            elif not request.has_common_run:
+                count_warm(request.tallies, event)
         case HandedOver() | Tokenized() | Detokenized() | Checked():
             pass
         case _:
             assert_never(event)
+
+
+def _begin_anew(request: InFlightRequest, now: float) -> None:
+    """Its process is lost, and what that did of it. The next one gets it as if it were new."""
+    if request.handed_over is not None:
+        request.lost_seconds += now - request.handed_over
+        request.handed_over = None
+    request.phase = "waiting_for_model"
+    request.ahead = request.eta_seconds = None
+    request.prefilling, request.prefill_began, request.prefill_slices = None, None, 0
+    hold(request, HELD_BY_RESTART, now)
 
 
 def hold(request: InFlightRequest, held_by: str, now: float) -> None:

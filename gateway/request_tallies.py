@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from gateway.latency_class import WorkClass
 from protocol.failures import FailureKind
-from protocol.generation import CacheReport, Finished, Usage
+from protocol.generation import CacheReport, Finished, Usage, Warmed
 from protocol.ids import ModelName
 
 Dialect = Literal["chat", "completions", "messages", "responses", "embeddings", "rerank", "warm"]
@@ -130,7 +130,16 @@ def count_tokens(tallies: KindTallies, finished: Finished, prompt: Literal["own"
     tallies.completion_tokens += usage.completion_tokens
     tallies.reasoning_tokens += usage.reasoning_tokens
     if prompt == "own":
-        tallies.prompt_tokens += usage.prompt_tokens
-        disk_tokens = min(cache.disk_tokens, usage.cached_tokens)
-        tallies.cached_disk_tokens += disk_tokens
-        tallies.cached_ram_tokens += usage.cached_tokens - disk_tokens
+        _count_prompt(tallies, usage.prompt_tokens, usage.cached_tokens, cache)
+
+
+def count_warm(tallies: KindTallies, warmed: Warmed) -> None:
+    """A run ended well that was there for its prompt alone."""
+    _count_prompt(tallies, warmed.prompt_tokens, warmed.cached_tokens, warmed.cache)
+
+
+def _count_prompt(tallies: KindTallies, prompt_tokens: int, cached_tokens: int, cache: CacheReport) -> None:
+    tallies.prompt_tokens += prompt_tokens
+    disk_tokens = min(cache.disk_tokens, cached_tokens)
+    tallies.cached_disk_tokens += disk_tokens
+    tallies.cached_ram_tokens += cached_tokens - disk_tokens

@@ -3,15 +3,17 @@
 import asyncio
 from collections.abc import Callable
 
+from gateway.answer_timings import HELD_BY_RESTART
 from gateway.cache_terms import warm_key
 from gateway.handed_over import HandedOver
 from gateway.ports import Generator
 from gateway.replies import Reply
 from protocol.failures import Failure, FailureKind
-from protocol.generation import Failed, RequestEvent, Warm, Warmed
+from protocol.generation import Failed, RequestEvent, Waiting, Warm, Warmed
 from protocol.ids import ModelName
 
 Watch = Callable[[RequestEvent | HandedOver], None]
+Count = Callable[[Warmed], None]
 
 
 class WarmFlights:
@@ -21,13 +23,13 @@ class WarmFlights:
         self._generator = generator
         self._flights: dict[bytes, _Flight] = {}
 
-    async def run(self, model: ModelName, warm: Warm, watch: Watch) -> Warmed | Failed:
+    async def run(self, model: ModelName, warm: Warm, watch: Watch, count: Count) -> Warmed | Failed:
         """How the warm ends, or how the equal one ends that was on its way. Leave by cancelling. `watch` hears of all
-        that is said of it on the way."""
+        that is said of it on the way. `count` hears of the good end of a run, once, whoever is there by then."""
         key = warm_key(model, warm)
         flight = self._flights.get(key)
         if flight is None:
-            flight = self._flights[key] = _Flight(self._generator.submit(model, warm))
+            flight = self._flights[key] = _Flight(self._generator.submit(model, warm), count)
             flight.ended.add_done_callback(lambda _: self._land(key, flight))
         flight.passengers += 1
         flight.board(watch)
@@ -46,8 +48,9 @@ class WarmFlights:
 
 
 class _Flight:
-    def __init__(self, reply: Reply) -> None:
+    def __init__(self, reply: Reply, count: Count) -> None:
         self.reply = reply
+        self._count = count
         self.passengers = 0
         self.watchers: list[Watch] = []
         self._said: dict[type[RequestEvent | HandedOver], RequestEvent | HandedOver] = {}
@@ -55,13 +58,18 @@ class _Flight:
         reply.watch(self._say)
 
     def board(self, watch: Watch) -> None:
-        """Who comes late hears the last of each kind first."""
+        """Who comes late hears the last of each kind first, in the order in which they were said."""
         for event in self._said.values():
             watch(event)
         self.watchers.append(watch)
 
     def _say(self, event: RequestEvent | HandedOver) -> None:
+        if isinstance(event, Waiting) and event.held_by == HELD_BY_RESTART:
+            self._said.clear()  # what the process said that is lost holds no more
+        self._said.pop(type(event), None)  # else it would keep the place of the one before
         self._said[type(event)] = event
+        if isinstance(event, Warmed):
+            self._count(event)
         for watch in self.watchers:
             watch(event)
 

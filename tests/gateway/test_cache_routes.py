@@ -151,9 +151,12 @@ async def test_what_a_chat_would_be_refused_for(house: House, fields: Any, statu
     """One validator: 4xx that names the field, in OpenAI's envelope, and nothing is started."""
     async with house.client() as client:
         response = await warm(client, **fields)
+        metrics = (await client.get("/metrics", headers=ADMIN)).text
     assert response.status_code == status
     assert response.json()["error"]["param"] == param
     assert house.generator.asked == []
+    reason = "model_not_found" if status == 404 else "invalid_request"
+    assert f'mlxd_requests_rejected_total{{reason="{reason}"}} 1.0' in metrics
 
 
 async def test_equal_warms_share_one_run(house: House) -> None:
@@ -167,9 +170,12 @@ async def test_equal_warms_share_one_run(house: House) -> None:
             await asyncio.sleep(0)
         house.generator.land()
         answers = [await task for task in (*same, other)]
+        metrics = (await client.get("/metrics", headers=ADMIN)).text
     assert len(house.generator.asked) == 2
     assert [answer.status_code for answer in answers] == [200] * 6
     assert len({answer.json()["id"] for answer in answers}) == 2
+    assert 'mlxd_prompt_tokens_total{class="warm",model="tiny"} 600.0' in metrics
+    assert 'mlxd_cached_prompt_tokens_total{class="warm",model="tiny",tier="ram"} 512.0' in metrics
 
 
 async def test_a_run_is_cancelled_when_the_last_one_leaves(house: House) -> None:

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admission import ClassBounds, ClassLimits, KeyLimits
-from gateway.answer_timings import HELD_BY_CLASS, HELD_BY_KEY
+from gateway.answer_timings import HELD_BY_CLASS, HELD_BY_KEY, HELD_BY_RESTART
 from gateway.handed_over import HandedOver
 from gateway.in_flight import InFlight
 from gateway.in_flight_log import log_fields, timings_of
-from gateway.in_flight_request import HELD_BY_RESTART, InFlightRequest, advance
+from gateway.in_flight_request import InFlightRequest, advance
 from gateway.latency_class import WorkClass
 from protocol.failures import Failure, FailureKind
 from protocol.generation import (
@@ -156,6 +156,8 @@ def test_the_log_has_the_times_and_no_text() -> None:
         "queue_key_limit_seconds": 0.0,
         "queue_class_limit_seconds": 0.0,
         "queue_model_seconds": 9.0,
+        "queue_lost_seconds": 0.0,
+        "queue_restart_seconds": 0.0,
         "queue_worker_seconds": 0.5,
         "prefill_seconds": 2.0,
         "prefill_slices": 3,
@@ -209,6 +211,42 @@ def test_what_did_not_end_well_says_how_far_it_came() -> None:
     _, entry = after(QUEUED, Failed(request_id=ID, failure=Failure(kind=FailureKind.WORKER_DIED, message="gone")))
     fields = log_fields(entry, 13.0)
     assert (fields["ended"], fields["failure"], fields["phase"]) == ("failed", "worker_died", "queued")
+
+
+def begun_anew(work_seconds: float) -> tuple[InFlight, InFlightRequest]:
+    """One whose process had it from 3 on, worked on it for so long, and died at 10."""
+    book, entry = after()
+    advance(entry, HandedOver(request_id=ID), 3.0)
+    advance(entry, QUEUED, 3.5)
+    advance(entry, PREFILLING, 10.0 - work_seconds)
+    advance(entry, Waiting(request_id=ID, ahead=0, held_by=HELD_BY_RESTART), 10.0)
+    return book, entry
+
+
+def test_what_a_lost_process_cost_is_a_part_of_its_own() -> None:
+    """Neither the model's load nor the work of the next one: what was lost, and the wait for the next, by its name also
+    of who ends well. In the histogram it was queued once, until the first process began."""
+    _, entry = begun_anew(work_seconds=6.0)
+    advance(entry, HandedOver(request_id=ID), 14.0)
+    for at, event in ((14.5, QUEUED), (15.0, PREFILLING), (16.0, DELTA), (20.0, FINISHED)):
+        advance(entry, event, at)
+    timings = timings_of(entry, 20.0)
+    parts = timings.queue
+    assert (parts.model_seconds, parts.lost_seconds, parts.restart_seconds) == (2.0, 7.0, 4.0)
+    assert (parts.worker_seconds, timings.queue_seconds) == (0.5, 13.5)
+    assert timings.held == {"other_model": 1.5, "rows": 0.25, HELD_BY_RESTART: 4.0}
+    assert (timings.held_by, timings.held_seconds) == (HELD_BY_RESTART, 5.75)
+    assert (entry.tallies.queue.count, entry.tallies.queue.total) == (1, 3.0)
+
+
+def test_who_leaves_before_the_next_process_has_it_waited_for_the_restart() -> None:
+    book, entry = begun_anew(work_seconds=1.0)
+    book.leave(entry, 12.0)
+    timings = timings_of(entry, 12.0)
+    parts = timings.queue
+    assert (parts.model_seconds, parts.lost_seconds, parts.restart_seconds) == (2.0, 7.0, 2.0)
+    assert (parts.worker_seconds, timings.held_seconds) == (0.0, 2.0)
+    assert timings.held == {HELD_BY_RESTART: 2.0}
 
 
 def test_several_choices_are_one_line_and_one_bill() -> None:

@@ -86,6 +86,8 @@ async def test_details_come_to_who_asks(path: str, body: Callable[..., dict[str,
         "key_limit_seconds",
         "class_limit_seconds",
         "model_seconds",
+        "lost_seconds",
+        "restart_seconds",
         "worker_seconds",
     }
     assert whole["mlxd"]["timings"]["tokens_per_second"] > 0

@@ -10,9 +10,10 @@ import httpx
 import openai
 import pytest
 
-from gateway.admission import ClassBounds, ClassLimits, DayTokens, KeyLimits
+from gateway.admission import ClassBounds, ClassLimits, DayTokens, KeyLimits, Load
 from gateway.caller import Caller
-from gateway.latency_class import ClassRights
+from gateway.front_desk import FrontDesk, Place
+from gateway.latency_class import ClassRights, WorkClass
 from gateway.replies import Reply
 from gateway.status import ModelStatus, ServiceStatus
 from protocol.failures import Failure, FailureKind
@@ -31,7 +32,7 @@ from protocol.generation import (
     Waiting,
     Work,
 )
-from protocol.ids import ModelName
+from protocol.ids import ModelName, RequestId
 from protocol.latency import LatencyClass
 from tests.fakes.openai_app import ALICE, CREATED, MODEL, SCOPE, Answer, call, make_desk, openai_app, served, until
 from tests.fakes.scripted_generator import TIMINGS, ScriptedGenerator, fails, is_queued_only, is_silent, says
@@ -275,8 +276,50 @@ async def test_who_is_held_by_its_key_is_checked_before_its_headers(*, fits: boo
             else Failed(request_id=check.request_id, failure=failure)
         )
         assert await asyncio.wait_for(second, 10) == ((200, "") if fits else (400, "context_length_exceeded"))
+        if not fits:
+            await until(lambda: len(desk.views()) == 1)
+            assert [outcome for _, _, outcome in desk.tallies.ended] == ["context_length_exceeded"]
         first.cancel()
     assert len(generator.asked) == 1
+
+
+def test_who_never_ran_says_nothing_of_when_to_come_back() -> None:
+    """Ends of which no model worked on, and a key's warms, which take no turn of its, shorten no Retry-After."""
+    now = 0.0
+    desk = FrontDesk(
+        class_limits=ClassLimits(),
+        tokens=DayTokens(),
+        status_source=Loads(),
+        clock=lambda: now,
+        unix_clock=lambda: CREATED,
+    )
+    ada = caller()
+    refused = Failure(kind=FailureKind.CONTEXT_LENGTH_EXCEEDED, message="Too long. Shorten it.")
+    request_id = RequestId("r")
+    runs = Prefilling(request_id=request_id, done_tokens=1, total_tokens=9, cached_tokens=0)
+    lives: list[tuple[WorkClass, float, RequestEvent | None]] = [
+        ("standard", 40.0, runs),
+        ("standard", 0.5, Failed(request_id=request_id, failure=refused)),
+        ("standard", 0.5, None),
+        ("warm", 2.0, runs),
+    ]
+    for work_class, seconds, event in lives:
+        place = desk.enter(ada, request_id=request_id, model=ModelName(MODEL), work_class=work_class)
+        assert isinstance(place, Place)
+        if event is not None:
+            place.advance(event)
+        now += seconds
+        place.leave()
+    loads: list[Load] = []
+
+    def note(load: Load, limits: KeyLimits) -> tuple[tuple[bytes, bytes], ...]:
+        loads.append(load)
+        return ()
+
+    for work_class in ("standard", "warm"):
+        desk.headers(ada, work_class, note)
+    assert [load.key_next_seconds for load in loads] == [40.0, 40.0]
+    assert [load.class_next_seconds for load in loads] == [40.0, 2.0]
 
 
 async def test_an_overload_at_the_check_is_no_refusal() -> None:
