@@ -316,11 +316,12 @@ class Dispatch:
             restarts=self._fleet.restarts(model),
             last_exit=self._processes.last_exit(model),
             open_requests=len(self._open.sent_to(incarnation)) if incarnation is not None else 0,
-            waiting_requests=len(self._open.waiting(model)),
+            waiting_requests=sum(request.takes_place for request in self._open.waiting(model)),
             loading=worker.loading if worker else None,
             books=worker.books if worker else None,
             pong_at=worker.pong_at if worker else None,
             stuck_reason=self._fleet.stuck_reason(model, now),
+            held_reason=self._fleet.held_reason(model, now),
         )
         return model_status(facts, now=now, unix_now=self._unix_clock())
 

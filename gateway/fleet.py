@@ -13,7 +13,7 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from gateway.fleet_crashes import crashed, give_up
-from gateway.fleet_deadlines import due_at, postponed, stuck_reason, unload_at
+from gateway.fleet_deadlines import due_at, held_reason, postponed, stuck_reason, unload_at
 from gateway.fleet_failures import (
     died,
     not_ready_in_time,
@@ -22,7 +22,7 @@ from gateway.fleet_failures import (
     stranded,
     unloaded,
 )
-from gateway.fleet_life import Life, fail_waiting, incarnation_of, note_work
+from gateway.fleet_life import Life, fail_waiting, incarnation_of, note_work, release_waiting
 from gateway.fleet_starts import FleetStarts
 from gateway.fleet_stops import climb, drain, lose, next_rung
 from gateway.fleet_suspensions import note_continued, note_suspended, suspended_at
@@ -42,7 +42,6 @@ from gateway.fleet_terms import (
     PingWorker,
     PongReceived,
     Ready,
-    ReleaseWaiting,
     ShutdownAsked,
     Starting,
     StopAsked,
@@ -104,8 +103,14 @@ class Fleet:
         return self._starts.residents()
 
     def stuck_reason(self, model: ModelName, now: float) -> str | None:
-        """Why this model's work does not move, in words: it is held, or has not moved for half of its limit."""
-        return stuck_reason(self.state(model), self._settings, now)
+        """Why this model's work does not move, in words: it is held, or has not moved for half of its limit. None while
+        it has no work."""
+        life = self._lives.get(model)
+        return None if life is None else stuck_reason(life, self._settings, now)
+
+    def held_reason(self, model: ModelName, now: float) -> str | None:
+        """That somebody holds this model's process, in words, whether it has work or not."""
+        return held_reason(self.state(model), now)
 
     # --- deciding --------------------------------------------------------------------------------------------------
 
@@ -174,10 +179,9 @@ class Fleet:
             case Absent():
                 life.waiting_since = now
                 return self._starts.start(life, "normal", now)
-            case Ready(incarnation=incarnation):
-                # The exact number follows its release.
-                note_work(life, life.state.open_requests or 1, self._settings, now)
-                return [ReleaseWaiting(model=model, incarnation=incarnation)]
+            case Ready():
+                life.waiting_since = now if life.waiting_since is None else life.waiting_since
+                return release_waiting(life, self._settings, now)
             case GivenUp(until=until) if now >= until:
                 life.waiting_since = now
                 return self._starts.start(life, "half_open", now)
@@ -278,11 +282,12 @@ class Fleet:
             next_ping_at=now + self._settings.ping_idle_seconds,
             idle_since=now,
             kind=life.state.kind,
+            suspended_at=life.state.suspended_at,  # it may have said so just before
         )
         life.weight_bytes = event.limits.weight_bytes
-        life.waiting_since = None
-        note_work(life, 1, self._settings, now)  # until those who waited were released, it must not leave again
-        return [ReleaseWaiting(model=event.model, incarnation=event.incarnation)]
+        if life.state.suspended_at is None and life.waiting_since is None:
+            life.waiting_since = now  # checks wait without anybody's having said so
+        return release_waiting(life, self._settings, now)
 
     def _pong(self, event: PongReceived, now: float) -> list[Effect]:
         life = self._live(event.model, event.incarnation)
@@ -338,6 +343,9 @@ class Fleet:
     def _overdue(self, life: Life, now: float) -> list[Effect]:
         state, settings = life.state, self._settings
         match state:
+            case Starting(deadline=deadline) if now < deadline:
+                life.state = replace(state, next_look_at=now + settings.ping_working_seconds)
+                return []
             case Starting(incarnation=incarnation, since=since):
                 failure = not_ready_in_time(life.model, now - since, settings)
                 stop = climb(life, incarnation, "start_timed_out", "terminate", settings, now, failure)
@@ -349,10 +357,11 @@ class Fleet:
             case Ready() if (leaves_at := unload_at(life, state, settings)) is not None and now >= leaves_at:
                 return drain(life, "unload", settings.drain_seconds, now)
             case Ready():
+                if state.suspended_at is not None:  # it reads nothing, and would find them all when it goes on
+                    life.state = replace(state, next_ping_at=now + settings.ping_working_seconds)
+                    return []
                 interval = settings.ping_working_seconds if state.open_requests else settings.ping_idle_seconds
                 life.state = replace(state, next_ping_at=now + interval)
-                if state.suspended_at is not None:  # it reads nothing, and would find them all when it goes on
-                    return []
                 return [PingWorker(model=life.model, incarnation=state.incarnation)]
             case Draining():
                 return next_rung(life, state, settings, now)

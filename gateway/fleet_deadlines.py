@@ -5,6 +5,7 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from gateway.fleet_life import Life
+from gateway.fleet_suspensions import suspended_at
 from gateway.fleet_terms import (
     Absent,
     BackingOff,
@@ -23,8 +24,8 @@ def due_at(life: Life, settings: FleetSettings) -> float | None:
     match life.state:
         case Absent() | GivenUp():
             return None
-        case Starting(deadline=deadline):
-            return deadline
+        case Starting(deadline=deadline, next_look_at=next_look_at):
+            return min(deadline, next_look_at)
         case Ready(next_ping_at=next_ping_at, progress_at=progress_at) if life.state.open_requests:
             return min(next_ping_at, progress_at + settings.hang_seconds)
         case Ready(next_ping_at=next_ping_at):
@@ -46,17 +47,32 @@ def unload_at(life: Life, state: Ready, settings: FleetSettings) -> float | None
     terms = settings.memory
     if terms.unload_after_seconds is None or state.open_requests or life.model in terms.pinned:
         return None
+    if state.suspended_at is not None:
+        return None
     return state.idle_since + terms.unload_after_seconds
 
 
-def stuck_reason(state: WorkerState, settings: FleetSettings, now: float) -> str | None:
-    """Why a model's work does not move, in words: it is held, or has not moved for half of its limit or longer."""
-    match state:
-        case Starting(suspended_at=float(at)) | Ready(suspended_at=float(at)):
-            return (
-                f"the process is stopped since {now - at:.0f} s, by a signal or a debugger, and left alone; "
-                "its requests wait until it is continued (SIGCONT)"
-            )
+def held_reason(state: WorkerState, now: float) -> str | None:
+    """That a model's process is held, in words; None for one that runs, and where there is none."""
+    at = suspended_at(state)
+    if at is None:
+        return None
+    return (
+        f"the process is stopped since {now - at:.0f} s, by a signal or a debugger, and left alone; "
+        "its requests wait until it is continued (SIGCONT)"
+    )
+
+
+def stuck_reason(life: Life, settings: FleetSettings, now: float) -> str | None:
+    """Why a model's work does not move, in words: its process is held, or has not moved for half of its limit or
+    longer. A load is work; a process that is held and has none keeps nobody waiting."""
+    match life.state:
+        case Starting(suspended_at=float()):
+            return held_reason(life.state, now)
+        case Ready(suspended_at=float(), open_requests=count) if count or life.waiting_since is not None:
+            return held_reason(life.state, now)
+        case Ready(suspended_at=float()):
+            return None
         case Ready(open_requests=count, progress_at=at) if count and now - at >= settings.hang_seconds / 2:
             return (
                 f"{count} open request(s), no engine step for {now - at:.0f} s; "

@@ -77,6 +77,8 @@ class FleetEffects:
                 await self.tell(WorkerSeen(model=model, incarnation=incarnation, condition="suspended"))
             elif self._fleet.is_suspended(model):
                 await self.tell(WorkerSeen(model=model, incarnation=incarnation, condition="continued"))
+                if worker.has_tokenizer:
+                    await self.release(model, incarnation, what="tokenizing")
         await self.tell(TimerFired())
 
     async def release(
@@ -86,7 +88,10 @@ class FleetEffects:
         *,
         what: Literal["everything", "tokenizing"] = "everything",
     ) -> None:
-        """Give those who wait to a process: all of them, or those that need no weights."""
+        """Give those who wait to a process: all of them, or those that need no weights. One that somebody holds gets
+        none: it reads nothing, so that what its clients leave behind would pile up in its queue."""
+        if self._fleet.is_suspended(model):
+            return
         for request in self._open.waiting(model):
             if what == "tokenizing" and request.needs_weights:
                 continue
@@ -98,7 +103,7 @@ class FleetEffects:
                 # It never got this one, so the request waits for the next process.
                 self._open.wait(request)
                 await self.tell(WorkerLost(model=model, incarnation=incarnation, reason="it is no longer connected"))
-                await self.tell(ModelWanted(model=model))
+                await self._want_again(model)
                 return
         await self.work_changed(model, incarnation)
 
@@ -116,8 +121,13 @@ class FleetEffects:
             if request.needs_weights:  # the others are in no book of those who wait
                 request.reply.put(Waiting(request_id=request.request_id, ahead=0, held_by=HELD_BY_RESTART))
         if again:
-            await self.tell(ModelWanted(model=effect.model))
+            await self._want_again(effect.model)
         await self.work_changed(effect.model, effect.incarnation)
+
+    async def _want_again(self, model: ModelName) -> None:
+        """Those who were put back wait for the next process; for a check alone there is none."""
+        if any(request.takes_place for request in self._open.waiting(model)):
+            await self.tell(ModelWanted(model=model))
 
     async def work_changed(self, model: ModelName, incarnation: Incarnation) -> None:
         """The number of requests that this process has is another one."""

@@ -14,6 +14,7 @@ from gateway.fleet_terms import (
     FleetSettings,
     GivenUp,
     Ready,
+    ReleaseWaiting,
     Starting,
     WaitingForMemory,
     WorkerState,
@@ -76,6 +77,16 @@ def note_work(life: Life, open_requests: int, settings: FleetSettings, now: floa
         if open_requests
         else state.next_ping_at,
     )
+
+
+def release_waiting(life: Life, settings: FleetSettings, now: float) -> list[Effect]:
+    """A process that serves gets those who wait for the model, if there are any and nobody holds it."""
+    state = life.state
+    if not isinstance(state, Ready) or state.suspended_at is not None or life.waiting_since is None:
+        return []
+    life.waiting_since = None
+    note_work(life, state.open_requests or 1, settings, now)  # the exact number follows; it must not leave until then
+    return [ReleaseWaiting(model=life.model, incarnation=state.incarnation)]
 
 
 def start_patience(life: Life, settings: FleetSettings) -> float:

@@ -92,7 +92,8 @@ class FleetStarts:
         match life.state:
             case Starting():
                 return resident
-            case Ready(open_requests=0, idle_since=idle_since):
+            case Ready(open_requests=0, suspended_at=None, idle_since=idle_since):
+                # One that somebody holds keeps its memory: it would not hear that it shall go, and be killed.
                 return replace(resident, state="serving", idle_since=idle_since)
             case Ready():
                 return replace(resident, state="serving")
@@ -109,5 +110,8 @@ class FleetStarts:
         incarnation = self._next_incarnation
         self._next_incarnation = Incarnation(incarnation + 1)
         deadline = now + start_patience(life, self._settings)
-        life.state = Starting(incarnation=incarnation, since=now, deadline=deadline, kind=kind)
+        next_look_at = now + self._settings.ping_working_seconds
+        life.state = Starting(
+            incarnation=incarnation, since=now, deadline=deadline, next_look_at=next_look_at, kind=kind
+        )
         return StartWorker(model=life.model, incarnation=incarnation)

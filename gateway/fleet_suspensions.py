@@ -1,14 +1,15 @@
 """Processes that somebody holds: stopped by SIGSTOP, by a shell's Ctrl-Z, at a debugger's breakpoint.
 
-Such a process makes no step and is not stuck. It is left alone for as long as it is held, its requests wait, and when
-it goes on it has all its patience anew. What is being stopped anyhow is not spared.
+Such a process makes no step and is not stuck. It is left alone for as long as it is held: it gets no request, is not
+unloaded for being idle, nor for another model's sake; its requests wait. When it goes on it has all its patience anew.
+What is being stopped anyhow is not spared, nor is it when an operator unloads it.
 """
 
 from typing import assert_never
 
 from msgspec.structs import replace
 
-from gateway.fleet_life import Life, start_patience
+from gateway.fleet_life import Life, release_waiting, start_patience
 from gateway.fleet_terms import (
     Absent,
     BackingOff,
@@ -40,12 +41,13 @@ def note_suspended(life: Life, settings: FleetSettings, now: float) -> list[Effe
     state = life.state
     since = suspended_at(state)
     began = now if since is None else since
+    next_look_at = now + settings.ping_working_seconds
     match state:
         case Starting():
-            next_look = now + settings.ping_working_seconds
-            life.state = replace(state, suspended_at=began, deadline=max(state.deadline, next_look))
+            life.state = replace(state, suspended_at=began, deadline=max(state.deadline, next_look_at))
         case Ready():
-            life.state = replace(state, suspended_at=began, progress_at=now)
+            next_ping_at = min(state.next_ping_at, next_look_at)
+            life.state = replace(state, suspended_at=began, progress_at=now, next_ping_at=next_ping_at)
         case Absent() | WaitingForMemory() | Draining() | BackingOff() | GivenUp():
             return []
         case _:
@@ -56,7 +58,7 @@ def note_suspended(life: Life, settings: FleetSettings, now: float) -> list[Effe
 
 
 def note_continued(life: Life, settings: FleetSettings, now: float) -> list[Effect]:
-    """It goes on, with as much time as if it had just begun."""
+    """It goes on, with as much time as if it had just begun, and gets what waited for it meanwhile."""
     state = life.state
     since = suspended_at(state)
     if since is None:
@@ -65,9 +67,10 @@ def note_continued(life: Life, settings: FleetSettings, now: float) -> list[Effe
         case Starting():
             life.state = replace(state, suspended_at=None, deadline=now + start_patience(life, settings))
         case Ready():
-            life.state = replace(state, suspended_at=None, progress_at=now)
+            life.state = replace(state, suspended_at=None, progress_at=now, idle_since=now)
         case Absent() | WaitingForMemory() | Draining() | BackingOff() | GivenUp():
             return []
         case _:
             assert_never(state)
-    return [SuspensionNoted(model=life.model, incarnation=state.incarnation, change="continued", seconds=now - since)]
+    noted = SuspensionNoted(model=life.model, incarnation=state.incarnation, change="continued", seconds=now - since)
+    return [noted, *release_waiting(life, settings, now)]

@@ -60,11 +60,13 @@ class WaitingForMemory(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Starting(Struct, frozen=True, kw_only=True, tag=True):
-    """A process loads the model. For `suspended_at` see Ready."""
+    """A process loads the model. At `next_look_at` the fleet looks whether somebody holds it; for `suspended_at` see
+    Ready."""
 
     incarnation: Incarnation
     since: float
     deadline: float
+    next_look_at: float
     kind: StartKind = "normal"
     suspended_at: float | None = None
 
@@ -73,7 +75,8 @@ class Ready(Struct, frozen=True, kw_only=True, tag=True):
     """A process serves. `progress_at` is when its step loop last proved to move, or to have been idle.
 
     `idle_since` is when its last work ended; it means nothing while there are open requests. `suspended_at` is when it
-    was first seen stopped by a signal or a debugger: somebody holds it, so its silence is no fault of its own.
+    was first seen stopped by a signal or a debugger: somebody holds it, so its silence is no fault of its own, and who
+    wants the model meanwhile waits until it goes on.
     """
 
     incarnation: Incarnation

@@ -113,7 +113,9 @@ def model_families(models: tuple[ModelStatus, ...]) -> Iterator[Metric]:
     restarts = (((model.name,), model.restarts) for model in models)
     yield _counter("worker_restarts", "How often a model's process was started again.", by_model, restarts)
     stuck = (((model.name,), int(model.stuck_reason is not None)) for model in models)
-    yield _gauge("worker_stuck", "1 while a process has work and makes no step.", by_model, stuck)
+    yield _gauge("worker_stuck", "1 while a model has work that does not get on.", by_model, stuck)
+    held = (((model.name,), int(model.held_reason is not None)) for model in models)
+    yield _gauge("worker_held", "1 while a process is stopped by a signal or a debugger.", by_model, held)
     books = [(model.name, model.books) for model in models if model.books is not None]
     for name, what, field in (
         ("worker_memory_bytes", "Memory of a process's arrays.", "active_bytes"),

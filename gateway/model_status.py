@@ -25,6 +25,7 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     books: Pong | None
     pong_at: float | None
     stuck_reason: str | None
+    held_reason: str | None
 
 
 def model_status(facts: ModelFacts, *, now: float, unix_now: float) -> ModelStatus:
@@ -53,6 +54,7 @@ def model_status(facts: ModelFacts, *, now: float, unix_now: float) -> ModelStat
         memory_bytes=books.active_bytes if books else None,
         books=books,
         stuck_reason=facts.stuck_reason,
+        held_reason=facts.held_reason,
     )
 
 

@@ -80,6 +80,12 @@ class OpenRequest(Struct, kw_only=True):
         """Whether it has to wait until its model is loaded."""
         return not isinstance(self.work, Tokenize | Detokenize | Check)
 
+    @property
+    def takes_place(self) -> bool:
+        """Whether it is counted among those that wait for its model, which is loaded for it: a check only learns early
+        what will be known anyhow."""
+        return not isinstance(self.work, Check)
+
     def fail(self, failure: Failure) -> None:
         """End the reply with a failure; nothing when it has ended. The books stay as they are."""
         self.reply.put(Failed(request_id=self.request_id, failure=failure))

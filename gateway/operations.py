@@ -44,7 +44,7 @@ class Health(Struct, frozen=True, kw_only=True):
 
 
 class StuckModel(Struct, frozen=True, kw_only=True):
-    """A model that has work and does not step."""
+    """A model that has work and does not get on with it."""
 
     model: ModelName
     reason: str
@@ -98,7 +98,8 @@ class ModelList(Struct, frozen=True, kw_only=True):
 
 
 def readiness(status: ServiceStatus) -> Readiness:
-    """Stuck when any loaded model has work and makes no step."""
+    """Stuck when any model has work that does not get on. A process that somebody holds while it has none is no reason:
+    the service does all that it is asked for."""
     stuck = tuple(
         StuckModel(model=model.name, reason=model.stuck_reason)
         for model in status.models

@@ -12,7 +12,7 @@ from gateway.open_requests import OpenRequest
 from gateway.ports import CacheOrder
 from gateway.worker_socket import WorkerSocket
 from protocol.failures import Failure, FailureKind
-from protocol.generation import Cancel, Check
+from protocol.generation import Cancel
 from protocol.ids import ModelName, RequestId
 from protocol.latency import LatencyClass
 
@@ -50,29 +50,27 @@ class RequestIntake:
         if unable is not None:
             request.fail(unable)
             return
-        if isinstance(request.work, Check):
-            # It takes nobody's place, and nothing is loaded to know early what will be known anyhow.
-            self._open.wait(request)
-        else:
-            full = self._full(request)
-            if full is not None:
-                request.fail(full)
-                return
-            self._open.wait(request)
+        full = self._full(request) if request.takes_place else None
+        if full is not None:
+            request.fail(full)
+            return
+        self._open.wait(request)
+        if request.takes_place:
             await self._effects.tell(model_wanted(model, folder))
         worker = self._processes.find(self._fleet.incarnation(model))
         if request.phase == "waiting" and worker is not None and worker.has_tokenizer:
             await self._effects.release(model, worker.incarnation, what="tokenizing")
 
     def _count(self, model: ModelName, latency_class: LatencyClass | None) -> int:
-        """Those that go before a new one of this class: nobody is refused for the sake of who comes after them."""
+        """Those that go before a new one of this class: nobody is refused for the sake of who comes after them, or of
+        who is gone although the process has yet to say so."""
         incarnation = self._fleet.incarnation(model)
         sent = self._open.sent_to(incarnation) if incarnation is not None else ()
         return sum(
             latency_class is None
             or (other.latency_class is not None and other.latency_class.rank <= latency_class.rank)
             for other in (*self._open.waiting(model), *sent)
-            if not isinstance(other.work, Check)
+            if other.takes_place and other.phase != "cancelled"
         )
 
     def _full(self, request: OpenRequest) -> Failure | None:
@@ -95,7 +93,8 @@ class RequestIntake:
         request.fail(Failure(kind=FailureKind.CANCELLED, message="the client is gone"))
         if request.incarnation is None:
             self._open.remove(request)
-            if not self._open.waiting(request.model) and not self._waiters.wanted(request.model):
+            waits = any(other.takes_place for other in self._open.waiting(request.model))
+            if request.takes_place and not waits and not self._waiters.wanted(request.model):
                 await self._effects.tell(WaitersLeft(model=request.model))
             return
         self._open.cancel(request)

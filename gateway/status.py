@@ -32,8 +32,10 @@ class LastExit(Struct, frozen=True, kw_only=True):
 class ModelStatus(Struct, frozen=True, kw_only=True):
     """One model that dispatch knows of. A model of the catalog without an entry is `absent`.
 
-    `loading` is there while weights are read. `stuck_reason` is set while the model has work and its step loop made
-    no step within its limit; it says so in words that an operator can act on. `books` is the process's last Pong.
+    `loading` is there while weights are read. `stuck_reason` is set while the model has work that does not get on: its
+    step loop made no step for half of its limit, the process is being stopped for that, or somebody holds it.
+    `held_reason` is set as long as somebody holds it (SIGSTOP, a debugger), with work or without. Both are words that
+    an operator can act on. `books` is the process's last Pong.
     """
 
     name: ModelName
@@ -53,6 +55,7 @@ class ModelStatus(Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
     books: Pong | None = None
     stuck_reason: str | None = None
+    held_reason: str | None = None
 
 
 class CachestoreStatus(Struct, frozen=True, kw_only=True):

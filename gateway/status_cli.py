@@ -63,7 +63,8 @@ def _model_row(model: AdminModel) -> tuple[Text | str, ...]:
         loading = f"{done} % of {size_text(process.loading.total_bytes)} loaded"
     else:
         loading = ""
-    remark = model.problem or loading or process.stuck_reason or _last_exit(process.last_exit).removeprefix(", ") or "-"
+    reason = process.stuck_reason or process.held_reason
+    remark = model.problem or reason or loading or _last_exit(process.last_exit).removeprefix(", ") or "-"
     return (
         Text(model.name),
         process.state,

@@ -67,7 +67,7 @@ def last_error(model: AdminModel) -> str | None:
     process = model.process
     if process is None:
         return None
-    return process.stuck_reason or _exit_error(process.last_exit)
+    return process.stuck_reason or process.held_reason or _exit_error(process.last_exit)
 
 
 def _model(model: AdminModel) -> ModelReport:

@@ -418,6 +418,61 @@ def test_a_load_that_somebody_holds_has_its_time_anew() -> None:
     assert "WorkerStuck" in kinds(clockwork.pass_time(1))
 
 
+def test_a_load_that_is_held_within_its_time_has_it_anew() -> None:
+    """It is looked at long before its deadline: a hold is known while it lasts, and given back when it is over."""
+    clockwork = Clockwork()
+    clockwork.tell(ModelWanted(model=MODEL))
+    clockwork.pass_time(10.0)
+    assert pass_held(clockwork, SETTINGS.ping_working_seconds) == ["SuspensionNoted"]
+    assert "SIGCONT" in (clockwork.fleet.held_reason(MODEL, clockwork.now) or "")
+    assert clockwork.fleet.stuck_reason(MODEL, clockwork.now) is not None
+    pass_held(clockwork, SETTINGS.start_timeout_seconds / 2)
+    assert look(clockwork, "continued") == ["SuspensionNoted"]
+    assert clockwork.pass_time(SETTINGS.start_timeout_seconds - 1) == []
+    assert "WorkerStuck" in kinds(clockwork.pass_time(1))
+
+
+def test_who_wants_a_held_process_waits_until_it_goes_on() -> None:
+    """Nothing is sent to it meanwhile. While nobody wants it, it is held and not stuck."""
+    clockwork = Clockwork()
+    clockwork.start()
+    assert look(clockwork, "suspended") == ["SuspensionNoted"]
+    assert clockwork.fleet.stuck_reason(MODEL, clockwork.now) is None
+    assert clockwork.fleet.held_reason(MODEL, clockwork.now) is not None
+    assert clockwork.tell(ModelWanted(model=MODEL)) == []
+    assert clockwork.fleet.stuck_reason(MODEL, clockwork.now) is not None
+    clockwork.tell(WaitersLeft(model=MODEL))
+    assert clockwork.fleet.stuck_reason(MODEL, clockwork.now) is None
+    clockwork.tell(ModelWanted(model=MODEL))
+    assert pass_held(clockwork, 3600) == []
+    assert look(clockwork, "continued") == ["SuspensionNoted", "ReleaseWaiting"]
+    assert clockwork.fleet.held_reason(MODEL, clockwork.now) is None
+
+
+def test_one_that_gets_ready_and_is_held_gets_nobody() -> None:
+    """What it said before it was stopped may be read after that was seen."""
+    clockwork = Clockwork()
+    clockwork.tell(ModelWanted(model=MODEL))
+    look(clockwork, "suspended")
+    assert clockwork.tell(WorkerReady(model=MODEL, incarnation=clockwork.live(), limits=LIMITS)) == []
+    assert look(clockwork, "suspended") == []
+    assert look(clockwork, "continued") == ["SuspensionNoted", "ReleaseWaiting"]
+
+
+def test_who_waits_for_a_held_process_that_dies_gets_the_next() -> None:
+    """And who waits for one that is unloaded: nobody is forgotten behind it."""
+    for how in ("killed", "unloaded"):
+        clockwork = Clockwork()
+        clockwork.start()
+        look(clockwork, "suspended")
+        clockwork.tell(ModelWanted(model=MODEL))
+        if how == "unloaded":
+            clockwork.tell(StopAsked(model=MODEL))
+        assert "StartWorker" in kinds(clockwork.crash())
+        ready = WorkerReady(model=MODEL, incarnation=clockwork.live(), limits=LIMITS)
+        assert kinds(clockwork.tell(ready)) == ["ReleaseWaiting"]
+
+
 def test_a_held_process_is_not_spared_by_a_stop() -> None:
     """An unload climbs the ladder to its end, for a stopped process obeys nothing but SIGKILL."""
     clockwork = Clockwork()
@@ -618,9 +673,11 @@ class FleetMachine(RuleBasedStateMachine):
 
     @invariant()
     def whoever_waits_is_waited_on_by_somebody(self) -> None:
-        """A request waits only for something that is bound to happen: an exit, a readiness, or a timer."""
+        """A request waits only for something that is bound to happen: an exit, a readiness, a timer; or for whoever
+        holds its process."""
         for model in self.waiting:
-            assert isinstance(self.clockwork.fleet.state(model), (Starting, BackingOff, Draining))
+            is_held = self.clockwork.fleet.is_suspended(model)
+            assert is_held or isinstance(self.clockwork.fleet.state(model), (Starting, BackingOff, Draining))
             assert self.clockwork.wake_at is not None or isinstance(self.clockwork.fleet.state(model), Draining)
 
     @invariant()

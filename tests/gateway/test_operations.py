@@ -129,6 +129,11 @@ async def test_ready_names_who_is_stuck(house: House):
         assert (await client.get("/health")).json() == {"status": "ok"}
 
 
+def test_a_held_process_without_work_is_no_reason_to_be_unready():
+    """The service does all that it is asked for; the status says that somebody holds it."""
+    assert readiness(ServiceStatus(models=(running("a", held_reason="stopped since 5 s"),))).status == "ready"
+
+
 def test_an_idle_service_is_ready():
     """Nothing loaded is nothing stuck."""
     assert readiness(ServiceStatus()).status == "ready"

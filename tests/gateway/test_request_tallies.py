@@ -189,13 +189,17 @@ def test_processes_and_their_books() -> None:
     )
     models = (
         ModelStatus(name=ModelName("a"), state="ready", since_unix=0.0, restarts=2, books=books),
-        ModelStatus(name=ModelName("b"), state="starting", since_unix=0.0),
+        ModelStatus(name=ModelName("b"), state="starting", since_unix=0.0, held_reason="h"),
+        ModelStatus(name=ModelName("c"), state="ready", since_unix=0.0, held_reason="h", stuck_reason="h"),
     )
     seen = exposed(model_families(models))
+    assert [seen[key("worker_held", model=model)] for model in "abc"] == [0, 1, 1]
+    assert [seen[key("worker_stuck", model=model)] for model in "abc"] == [0, 0, 1]
     states = {labels: value for (name, labels), value in seen.items() if name == "mlxd_model_state" and value}
     assert states == {
         frozenset({("model", "a"), ("state", "ready")}): 1.0,
         frozenset({("model", "b"), ("state", "starting")}): 1.0,
+        frozenset({("model", "c"), ("state", "ready")}): 1.0,
     }
     assert seen[key("worker_restarts_total", model="a")] == 2
     assert seen[key("worker_memory_bytes", model="a")] == 3

@@ -1,6 +1,6 @@
 """Memory: one ledger, nobody with work is asked to leave, and whoever waits gets what others free, in order."""
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -27,6 +27,7 @@ from gateway.fleet_terms import (
     WorkChanged,
     WorkerExited,
     WorkerReady,
+    WorkerSeen,
 )
 from gateway.residency import Fits, FitsAfter, MemoryTerms, NeverFits, Resident, Verdict, need_of, room_for
 from protocol import generation
@@ -176,6 +177,11 @@ class House:
         event = WorkChanged(model=ModelName(name), incarnation=incarnation, open_requests=open_requests)
         return self.tell(event)
 
+    def see(self, name: str, condition: Literal["suspended", "continued"]) -> None:
+        incarnation = self.fleet.incarnation(ModelName(name))
+        assert incarnation is not None
+        self.tell(WorkerSeen(model=ModelName(name), incarnation=incarnation, condition=condition))
+
     def exit(self, name: str) -> list[Effect]:
         incarnation = self.fleet.incarnation(ModelName(name))
         assert incarnation is not None
@@ -251,6 +257,27 @@ def test_an_idle_model_leaves_after_its_time_and_a_pinned_one_never() -> None:
     house.pass_time(2)
     assert isinstance(house.state("c"), Draining)
     assert isinstance(house.state("p"), Ready)
+
+
+def test_whoever_is_held_stays() -> None:
+    """Neither its idle time nor another model's need asks a process to go that would not hear it, and be killed. When
+    it goes on its idle time begins anew; who needs its memory gets it then."""
+    house = House()
+    house.want("c")
+    house.ready("c")
+    house.see("c", "suspended")
+    house.pass_time(2000)
+    assert isinstance(house.state("c"), Ready)
+    house.see("c", "continued")
+    house.pass_time(499)
+    assert isinstance(house.state("c"), Ready)
+    house.see("c", "suspended")
+    house.want("a")
+    house.want("p")
+    assert isinstance(house.state("p"), WaitingForMemory)
+    assert isinstance(house.state("c"), Ready)
+    house.see("c", "continued")
+    assert isinstance(house.state("c"), Draining)
 
 
 def test_nobody_wants_it_any_more() -> None:

@@ -190,7 +190,8 @@ class NeverReady(EchoWorker):
 
 
 class AnswersEarly(EchoWorker):
-    """Its tokenizer is there, its weights never are. Asked for the tokens of `die`, it dies."""
+    """Its tokenizer is there, its weights never are. Asked for the tokens of `die`, it dies; a check of `say nothing`
+    it never answers."""
 
     def introduce(self) -> None:
         self.hello(PROTOCOL_VERSION)
@@ -198,6 +199,8 @@ class AnswersEarly(EchoWorker):
 
     def obey(self, command: WorkerCommand | MalformedMessage) -> None:
         match command:
+            case Check(generate=Generate(prompt=TextPrompt(text="say nothing"))):
+                pass
             case Tokenize(request_id=request_id, prompt=TextPrompt(text=text)):
                 if text == "die":
                     os._exit(3)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,52 @@ async def test_a_check_takes_no_place_and_loads_nothing(runtime_directory: Path)
             assert [event async for event in unwanted] == [Checked(request_id=check.request_id, prompt_tokens=1)]
         status = status_of(dispatch, "answers_early")
         assert (status.state, status.waiting_requests) == ("starting", 1)
+
+
+async def test_a_check_is_no_reason_to_load_again(runtime_directory: Path) -> None:
+    """When the process has died that had it, and nobody else wants the model, it waits, and is counted nowhere."""
+    async with serving(settings_for(runtime_directory)) as dispatch:
+        wanted = submit(dispatch, "answers_early")
+        check = Check(request_id=RequestId("check"), generate=generate("say nothing"))
+        reply = dispatch.submit(ModelName("answers_early"), check)
+        await until(lambda: bool(dispatch.status().models) and status_of(dispatch, "answers_early").open_requests == 1)
+        wanted.reply.cancel()
+        await wanted.end()
+        pid = status_of(dispatch, "answers_early").pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: status_of(dispatch, "answers_early").state == "absent")
+        assert status_of(dispatch, "answers_early").waiting_requests == 0
+        assert not reply.is_complete
+        submit(dispatch, "answers_early")
+        await until(lambda: status_of(dispatch, "answers_early").waiting_requests == 1)
+        assert status_of(dispatch, "answers_early").incarnation == 2
+
+
+async def test_a_held_load_gets_no_checks(runtime_directory: Path) -> None:
+    """It is known to be held long before its time is over, and what clients ask and leave does not pile up at it. Who
+    is still there is answered when it goes on."""
+    async with serving(settings_for(runtime_directory)) as dispatch:
+        submit(dispatch, "answers_early")
+        assert isinstance(await ask_tokens(dispatch, "first", "a"), Tokenized)
+        pid = status_of(dispatch, "answers_early").pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await until(lambda: status_of(dispatch, "answers_early").held_reason is not None)
+            for number in range(5):
+                check = Check(request_id=RequestId(f"left-{number}"), generate=generate("a"))
+                left = dispatch.submit(ModelName("answers_early"), check)
+                left.cancel()
+                assert [type(event) async for event in left] == [Failed]
+            assert status_of(dispatch, "answers_early").open_requests == 0
+            check = Check(request_id=RequestId("check"), generate=generate("a"))
+            reply = dispatch.submit(ModelName("answers_early"), check)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            assert [event async for event in reply] == [Checked(request_id=check.request_id, prompt_tokens=1)]
+        await until(lambda: status_of(dispatch, "answers_early").held_reason is None)
 
 
 async def test_a_death_over_a_question_of_tokens_ends_it_once(runtime_directory: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 from msgspec.structs import replace
 
+from gateway.dispatch import Dispatch
 from protocol.failures import FailureKind
 from protocol.generation import Finished, Prefilling, Queued
 from protocol.ids import ModelName
@@ -111,6 +112,36 @@ async def test_a_worker_that_somebody_holds_is_not_replaced(runtime_directory: P
         status = status_of(dispatch, "well_behaved")
         assert (status.pid, status.restarts) == (pid, 0)
         streaming.reply.cancel()
+
+
+async def come_and_leave(dispatch: Dispatch, *, times: int) -> None:
+    for _ in range(times):
+        left = submit(dispatch, "well_behaved")
+        left.reply.cancel()
+        assert (await left.failure()).kind is FailureKind.CANCELLED
+
+
+async def test_clients_of_a_held_process_that_leave_are_in_nobodys_way(runtime_directory: Path) -> None:
+    """However many came and left before it was seen to be held, and after: the next one is not refused, nothing piles
+    up at the process, and who stayed is answered when it goes on."""
+    settings = settings_for(runtime_directory, WEDGED, max_waiting_per_model=2, max_rows=1)
+    async with serving(settings) as dispatch:
+        await submit(dispatch, "well_behaved").end()
+        pid = status_of(dispatch, "well_behaved").pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await come_and_leave(dispatch, times=5)
+            await until(lambda: status_of(dispatch, "well_behaved").held_reason is not None)
+            before = status_of(dispatch, "well_behaved").open_requests
+            await come_and_leave(dispatch, times=5)
+            assert status_of(dispatch, "well_behaved").open_requests == before
+            stayed = submit(dispatch, "well_behaved")
+            await until(lambda: status_of(dispatch, "well_behaved").waiting_requests == 1)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert isinstance(await stayed.end(), Finished)
+        assert status_of(dispatch, "well_behaved").pid == pid
 
 
 async def test_a_hung_worker_that_ignores_sigterm_is_killed(runtime_directory: Path) -> None:
