@@ -45,6 +45,11 @@ class RowAnswer:
         return self._parser is not None and self._parser.is_thinking
 
     @property
+    def may_think(self) -> bool:
+        """Whether the next character is reasoning, or a block of it may begin before any text."""
+        return self._parser is not None and self._parser.may_think
+
+    @property
     def has_whole_call(self) -> bool:
         return self._parser is not None and self._parser.whole_calls > 0
 

@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from protocol.generation import CallStarted, Delta
 from worker.row_answer import RowAnswer
 from worker.sequence import Matcher
 
@@ -25,7 +24,8 @@ class ThinkingBudget:
 
     At most `most_tokens` of reasoning are drawn as the model likes, as `answer` counts them, but for the few that make
     a half character whole. Then the tokens of `closing` come one after the other, on top of them, and what follows is
-    free again, or `inner`'s. A block of reasoning that the model opens after that is closed at once.
+    free again, or `inner`'s. A block of reasoning that the model opens after that is closed at once. Where one token
+    ends a call and opens that block, the next one is drawn by then and stands before its end.
 
     `answer` and `texts` are this budget's own: it reads the row's tokens as the client's answer is read.
     """
@@ -46,17 +46,15 @@ class ThinkingBudget:
         self._inner = inner
         self._forced: deque[int] = deque()
         self._textless_tokens = 0
-        self._has_answered = False
         self._force_if_spent()
 
     @property
     def binds(self) -> bool:
-        """One token before it must force, since the next step is drawn before that token is read. While nothing was
-        answered the next token may begin a block."""
+        """One token before it must force, since the next step is drawn before that token is read."""
         if self._forced or (self._inner is not None and self._inner.binds):
             return True
         is_spent_soon = self._answer.reasoning_tokens + 1 >= self._most_tokens
-        return is_spent_soon and (self._answer.is_thinking or not self._has_answered)
+        return is_spent_soon and self._answer.may_think
 
     def consume(self, token_id: int) -> None:
         if self._inner is not None:
@@ -64,11 +62,11 @@ class ThinkingBudget:
         text = self._texts.push(token_id)
         self._textless_tokens = 0 if text else self._textless_tokens + 1
         self._answer.drew()
-        for event in self._answer.push(text):
-            if isinstance(event, CallStarted) or (isinstance(event, Delta) and event.text.strip()):
-                self._has_answered = True
-        if self._forced:
+        self._answer.push(text)
+        if self._forced and token_id == self._forced[0]:
             self._forced.popleft()
+        else:  # drawn before anything was forced
+            self._forced.clear()
         self._force_if_spent()
 
     def next_mask(self) -> bytes | None:

@@ -1,7 +1,7 @@
 """Reasoning that is held to a budget: what is forced, when, and what stays free; then in the engine, beside others."""
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 import pytest
@@ -26,10 +26,11 @@ from worker.row_answer import RowAnswer
 from worker.sequence import Matcher, resumed
 from worker.thinking_budget import ThinkingBudget, closing_tokens
 
-WORDS = ("a ", "b ", "<think>", "</think>", "\n", "c ")
+WORDS = ("a ", "b ", "<think>", "</think>", "\n", "c ", "<tool_call>", '{"name": "f", "arguments": {}}', "</tool_call>")
 """A vocabulary of whole texts."""
-A, B, OPENS, CLOSES, LINE, C = range(6)
+A, B, OPENS, CLOSES, LINE, C, CALLS, CALL, CALLED = range(9)
 CLOSING = (LINE, CLOSES)
+ONE_CALL = (CALLS, CALL, CALLED)
 THINK = ThinkSyntax(opens=("<think>",), closes=("</think>",))
 
 
@@ -43,7 +44,9 @@ class WordTexts:
         return ""
 
 
-def answer_of(starts: Start, syntax: ThinkSyntax = THINK, form: formats.CallFormat | None = None) -> RowAnswer:
+def answer_of(
+    starts: Start, syntax: ThinkSyntax = THINK, form: formats.CallFormat | None = formats.HERMES
+) -> RowAnswer:
     plan = AnswerPlan(thinking=syntax, starts=starts, form=form)
     return RowAnswer(RequestId("r"), plan.parser(), lambda: "call")
 
@@ -98,6 +101,10 @@ def drawn(matcher: Matcher, wishes: Iterator[int], tokens: int) -> list[int]:
         (0, "answer", [B] * 9, [B] * 8),
         # it opens another: that is closed at once
         (2, "thinking", [A, A, A, A, OPENS, A, A, A], [A, A, LINE, CLOSES, OPENS, LINE, CLOSES, A]),
+        # behind a call, too, though what it closes was no answer
+        (1, "thinking", [A, A, A, *ONE_CALL, OPENS, A, A, A], [A, *CLOSING, *ONE_CALL, OPENS, *CLOSING]),
+        (0, "answer", [*ONE_CALL, OPENS, A, A, A], [*ONE_CALL, OPENS, *CLOSING, A]),
+        (0, "answer", [B, *ONE_CALL, OPENS, A, A], [B, *ONE_CALL, OPENS, *CLOSING]),
         # markers in the answer are text
         (1, "thinking", [A, A, A, B, OPENS, B, B, B], [A, LINE, CLOSES, B, OPENS, B, B, B]),
     ],
@@ -105,14 +112,19 @@ def drawn(matcher: Matcher, wishes: Iterator[int], tokens: int) -> list[int]:
 def test_what_is_forced(most_tokens: int, starts: Start, wishes: list[int], expected: list[int]) -> None:
     """The end comes when the budget is drawn, not earlier and only if the model did not end by itself; then all is
     free."""
-    assert drawn(budget(most_tokens, starts=starts), iter(wishes), 8) == expected
+    assert drawn(budget(most_tokens, starts=starts), iter(wishes), len(expected)) == expected
 
 
-WISHES = st.lists(st.integers(0, 5), min_size=40, max_size=40)
+def wishes_of(tokens: int) -> st.SearchStrategy[list[int]]:
+    """Of any tokens, whole calls often among them."""
+    pieces = st.one_of(st.sampled_from(range(len(WORDS))).map(lambda token: (token,)), st.just(ONE_CALL))
+    return st.lists(pieces, min_size=tokens, max_size=tokens).map(lambda some: [*chain.from_iterable(some)][:tokens])
+
+
 STARTS: st.SearchStrategy[Start] = st.sampled_from(["thinking", "answer"])
 
 
-@given(st.integers(0, 6), STARTS, WISHES)
+@given(st.integers(0, 6), STARTS, wishes_of(40))
 def test_no_more_than_the_budget(most_tokens: int, starts: Start, wishes: list[int]) -> None:
     """Whatever a model wishes, all its blocks together have no more thoughts than the budget, and nothing is forced but
     the end of a block."""
@@ -125,21 +137,21 @@ def test_no_more_than_the_budget(most_tokens: int, starts: Start, wishes: list[i
         if token != wish:
             assert was_thinking
             assert token in CLOSING
-        elif was_thinking and token in (A, B, C):
+        elif was_thinking and token in (A, B, C, *ONE_CALL):
             thoughts += 1
     assert thoughts <= most_tokens
 
 
-@given(st.integers(0, 4), st.lists(st.integers(0, 5), min_size=20, max_size=20))
-def test_pipelined_or_not_the_same(most_tokens: int, wishes: list[int]) -> None:
+@given(st.integers(0, 4), STARTS, wishes_of(20))
+def test_pipelined_or_not_the_same(most_tokens: int, starts: Start, wishes: list[int]) -> None:
     """Beside a constrained row every token is read before the next is drawn; it changes nothing."""
-    matcher = budget(most_tokens)
+    matcher = budget(most_tokens, starts=starts)
     said: list[int] = []
     for wish in wishes:
         forced = only(matcher.next_mask())
         said.append(wish if forced is None else forced)
         matcher.consume(said[-1])
-    assert said == drawn(budget(most_tokens), iter(wishes), len(wishes))
+    assert said == drawn(budget(most_tokens, starts=starts), iter(wishes), len(wishes))
 
 
 def test_it_does_not_bind_while_there_is_much_left() -> None:
@@ -154,6 +166,23 @@ def test_it_does_not_bind_while_there_is_much_left() -> None:
         binding += matcher.binds
         matcher.consume(token)
     assert 0 < binding < 6
+
+
+def test_a_token_that_was_drawn_before_is_none_of_the_end() -> None:
+    """Where one token ends a call and opens a block, the next is drawn already: the end follows it, whole, unless it
+    ended the block itself."""
+
+    class Texts(WordTexts):
+        def push(self, token_id: int) -> str:
+            return "</tool_call><think>" if token_id == CALLED else WORDS[token_id]
+
+    def says(*wishes: int) -> list[int]:
+        matcher = ThinkingBudget(most_tokens=0, closing=CLOSING, answer=answer_of("answer"), texts=Texts())
+        return drawn(matcher, iter(wishes), len(wishes))
+
+    assert says(*ONE_CALL, A, A, A, B) == [*ONE_CALL, A, *CLOSING, B]
+    assert says(*ONE_CALL, LINE, A, B, B) == [*ONE_CALL, *CLOSING, B, B]
+    assert says(*ONE_CALL, CLOSES, B, B, B) == [*ONE_CALL, CLOSES, B, B, B]
 
 
 def test_no_half_character_is_left() -> None:

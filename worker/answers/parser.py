@@ -57,6 +57,11 @@ class AnswerParser:
         return self._mode == "thinking"
 
     @property
+    def may_think(self) -> bool:
+        """Whether the next character is reasoning, or a block of it may begin before any text."""
+        return self.is_thinking or (self._thinking is not None and self._mode == "answer" and self._is_fresh)
+
+    @property
     def is_over(self) -> bool:
         """Whether the answer has all the calls that were asked for, so that the row may end."""
         return self._mode == "over"
