@@ -5,7 +5,8 @@ No operating system ranks GPU work between processes, so workers do it themselve
 
 1. *Debt.* Whoever ran a slice of a prompt waits until the rows of other models, unless of a lower class, have kept
    their share of the time since the slice began: their steps since then, times what a step of theirs takes
-   undisturbed. No longer than `patience` times what would be owed if they had stood still.
+   undisturbed. No longer than `patience` times what would be owed if they had stood still, or than so many steps of
+   theirs, if those are longer: a short slice must not be over and forgotten before a slow row could make one.
 2. *Rest.* While a higher class is active elsewhere, work of T seconds is followed by a rest that leaves it the
    guaranteed share of the time.
 3. *Turn.* Of several that could prefill now, the highest class goes first, then who waits longest. Who waits for
@@ -141,7 +142,7 @@ def _is_owed(taken: SliceTaken, neighbour: Neighbour, now: float, settings: Shar
         return False
     share = settings.decode_shares[activity.decoding_rank]
     full_debt_seconds = (taken.ended - taken.started) * share / (1 - share)
-    had_its_chance = now >= taken.ended + settings.patience * full_debt_seconds
+    had_its_chance = now >= taken.ended + settings.patience * max(full_debt_seconds, activity.step_seconds)
     if had_its_chance or is_stopped(neighbour, now, settings):
         return False
     steps = activity.decode_steps - before

@@ -5,7 +5,7 @@ from heapq import heappop, heappush
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from protocol.latency import LatencyClass
@@ -71,6 +71,8 @@ TAKEN = SliceTaken(rank=INTERACTIVE, started=99.8, ended=100.0, steps_before={Wo
         pytest.param((decoding(500),), 100.39, False, id="slow"),
         pytest.param((decoding(500),), 100.4, True, id="had its chance"),
         pytest.param((decoding(500, BATCH),), 100.0, True, id="a lower class"),
+        pytest.param((decoding(500, step_seconds=0.3),), 100.59, False, id="in the midst of a long step"),
+        pytest.param((decoding(500, step_seconds=0.3),), 100.6, True, id="had its chance of a long step"),
         pytest.param((decoding(500, step_seconds=0.0),), 100.1, False, id="no step, of unknown length"),
         pytest.param((decoding(501, step_seconds=0.0),), 100.1, True, id="one step of unknown length"),
         pytest.param((neighbour(active_rank=0, decode_steps=500),), 100.0, True, id="its rows ended"),
@@ -110,7 +112,8 @@ def test_debt_is_monotonic(
         return is_paid(taken, (decoding(before + made, step_seconds=step_seconds),), at, settings)
 
     assert paid(steps + 1, now) or not paid(steps, now)
-    assert paid(0, slice_seconds * (1 + settings.patience * share / (1 - share)) + 1e-6)
+    full_debt_seconds = slice_seconds * share / (1 - share)
+    assert paid(0, slice_seconds + settings.patience * max(full_debt_seconds, step_seconds) + 1e-6)
 
 
 # --- classes --------------------------------------------------------------------------------------------------------
@@ -378,10 +381,11 @@ def overlapping(slices: list[tuple[float, float]]) -> int:
     st.lists(st.tuples(st.floats(0.005, 0.15), st.integers(0, 1)), min_size=1, max_size=4),
     st.lists(st.floats(0.05, 0.3), min_size=1, max_size=3),
 )
+@example(decoders=[(0.140625, 0)], prompts=[0.25, 0.0625])  # a slow row: the patience of the short slice ran out
 def test_rows_keep_their_share_beside_prompts_of_other_models(
     decoders: list[tuple[float, int]], prompts: list[float]
 ) -> None:
-    """Whatever the steps and slices, every decoding row of no lower class keeps about half of its rate, slices never
+    """Whatever the steps and slices, every decoding row of no lower class keeps half of its rate, slices never
     overlap, and each prompt still gets its part of the device."""
     room = Room()
     room.workers = [
@@ -402,8 +406,8 @@ def test_rows_keep_their_share_beside_prompts_of_other_models(
 
     for worker, start in zip(room.workers, before, strict=True):
         if worker.step_seconds is not None:
-            # A step that a slice interrupted belongs to both sides, hence not quite the half.
-            assert worker.decoded - start >= 0.42 * seconds
+            # The last slice may not be paid for, and what a step takes is a median: hence not quite the half.
+            assert worker.decoded - start >= 0.48 * seconds
     assert overlapping(room.slices) == 0
     assert sum(worker.prefilled for worker in prefillers) >= 0.2 * seconds
     shares = sorted(worker.prefilled / worker.slice_seconds for worker in prefillers)
