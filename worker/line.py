@@ -1,7 +1,7 @@
 """The prompts of one lane that have not started, kept in the orders in which the scheduler asks for them. Pure.
 
-However long a line is, to ask whether somebody could start costs next to nothing, and to ask who does costs about as
-much as there are tenants in it.
+However long a line is, to ask whether somebody could start costs next to nothing. To ask who does costs about as
+much as there are tenants in it; where there is room for some of them only, a glance at each prompt.
 """
 
 import itertools
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from protocol.ids import RequestId
-from worker.live_kv import Entrance
+from worker.live_kv import Bound, Entrance
 from worker.sequence import Lane, Sequence
 
 
@@ -22,6 +22,7 @@ class Line:
         self._prompts: dict[RequestId, Sequence] = {}
         self._fetching: dict[RequestId, Sequence] = {}
         self._by_work: list[tuple[int, int, Sequence]] = []
+        self._by_most_tokens: list[tuple[int, int, Sequence]] = []
         self._by_arrival: list[tuple[float, int, Sequence]] = []
         self._tenants: Counter[str] = Counter()
 
@@ -66,6 +67,7 @@ class Line:
         if sequence is None or self._fetching.pop(request_id, None) is not None:
             return sequence
         del self._by_work[bisect_left(self._by_work, (_work_tokens(sequence), sequence.ticket))]
+        del self._by_most_tokens[bisect_left(self._by_most_tokens, (sequence.most_tokens, sequence.ticket))]
         del self._by_arrival[bisect_left(self._by_arrival, (sequence.arrived, sequence.ticket))]
         self._tenants[sequence.tenant] -= 1
         if not self._tenants[sequence.tenant]:
@@ -74,26 +76,48 @@ class Line:
 
     def has_candidate(self, entrance: Entrance, now: float) -> bool:
         """Whether there is one that may start now."""
+        if entrance.only is None and self._by_most_tokens and entrance.admits(self._by_most_tokens[0][-1]):
+            return True
         return next(self.shortest(entrance, now), None) is not None
 
     def shortest(self, entrance: Entrance, now: float) -> Iterator[Sequence]:
         """Of each tenant the one with the least work among those that may start now, and perhaps some more; those whose
         blocks never came in time first, the others by their work."""
+        if entrance.only is not None:
+            yield from self._only(entrance.only, entrance, now)
+            return
         yield from (each for each in self._overdue(now) if entrance.admits(each))
         seen: set[str] = set()
-        most_tokens = entrance.most_tokens(self._lane)
+        bound = entrance.bound(self._lane)
+        longest_tokens = bound.most_tokens if self._some_stay_short(bound) else bound.tokens
         for work_tokens, _, sequence in self._by_work:
-            if work_tokens >= most_tokens or len(seen) == len(self._tenants):
+            if work_tokens >= longest_tokens or len(seen) == len(self._tenants):
                 return
-            if sequence.tenant not in seen and entrance.admits(sequence):
+            if sequence.tenant not in seen and bound.may_admit(sequence) and entrance.admits(sequence):
                 seen.add(sequence.tenant)
                 yield sequence
 
     def oldest(self, entrance: Entrance, now: float) -> Iterator[Sequence]:
         """The one that came first among those that may start now, and perhaps some more."""
+        if entrance.only is not None:
+            yield from self._only(entrance.only, entrance, now)
+            return
         yield from (each for each in self._overdue(now) if entrance.admits(each))
-        in_order = (sequence for _, _, sequence in self._by_arrival if entrance.admits(sequence))
-        yield from itertools.islice(in_order, 1)
+        bound = entrance.bound(self._lane)
+        if not self._some_stay_short(bound) and not (self._by_work and bound.may_admit(self._by_work[0][-1])):
+            return
+        in_order = (sequence for _, _, sequence in self._by_arrival if bound.may_admit(sequence))
+        yield from itertools.islice(filter(entrance.admits, in_order), 1)
+
+    def _only(self, sequence: Sequence, entrance: Entrance, now: float) -> list[Sequence]:
+        """Nobody else may start now, and this one only if it is in this line."""
+        is_here = self._prompts.get(sequence.request_id) is sequence
+        is_ready = sequence.blocks_deadline is None or sequence.blocks_deadline <= now
+        return [sequence] if is_here and is_ready and entrance.admits(sequence) else []
+
+    def _some_stay_short(self, bound: Bound) -> bool:
+        """Whether there is one that may start however long its answer gets."""
+        return bool(self._by_most_tokens) and self._by_most_tokens[0][0] <= bound.most_tokens
 
     def _overdue(self, now: float) -> list[Sequence]:
         """Whose blocks did not come in time: it is computed without them."""
@@ -102,6 +126,7 @@ class Line:
 
     def _order(self, sequence: Sequence) -> None:
         insort(self._by_work, (_work_tokens(sequence), sequence.ticket, sequence))
+        insort(self._by_most_tokens, (sequence.most_tokens, sequence.ticket, sequence))
         insort(self._by_arrival, (sequence.arrived, sequence.ticket, sequence))
         self._tenants[sequence.tenant] += 1
 

@@ -61,6 +61,17 @@ class KVFootprint:
         return low
 
 
+class Bound(NamedTuple):
+    """What a candidate must keep to: `tokens` now, or `most_tokens` however long its answer gets."""
+
+    tokens: int
+    most_tokens: int
+
+    def may_admit(self, candidate: Sequence) -> bool:
+        """False is certain."""
+        return candidate.tokens <= self.tokens or candidate.most_tokens <= self.most_tokens
+
+
 Entry = Literal["free", "by_preempting", "none"]
 """Whether a sequence may come in: now, when lower classes have given way, or not yet."""
 
@@ -105,9 +116,9 @@ class Entrance:
     depends on those that live is counted once. It stands for one moment: those that live must not change meanwhile."""
 
     def __init__(self, kv: LiveKV, live: Collection[Sequence], only: Sequence | None) -> None:
+        self.only = only
         self._kv = kv
         self._live = live
-        self._only = only
         self._is_open = kv.budget_bytes is None or not live
         self._again = 0
         if not self._is_open:
@@ -116,7 +127,7 @@ class Entrance:
 
     def admits(self, candidate: Sequence) -> bool:
         """Whether it may come in now, be it that others give way."""
-        return (self._only is None or candidate is self._only) and self.entry(candidate) != "none"
+        return (self.only is None or candidate is self.only) and self.entry(candidate) != "none"
 
     def entry(self, candidate: Sequence) -> Entry:
         """As whoever has the budget beside these rows would be told."""
@@ -126,12 +137,13 @@ class Entrance:
             return "free"
         return "by_preempting" if self._fits(candidate, candidate.lane) else "none"
 
-    def most_tokens(self, lane: Lane) -> int:
-        """No candidate of this lane that has more tokens than these comes in."""
+    def bound(self, lane: Lane) -> Bound:
+        """No candidate of this lane that exceeds it comes in; who was never preempted and keeps to it does."""
         if self._is_open:
-            return _UNBOUNDED
+            return Bound(_UNBOUNDED, _UNBOUNDED)
         storage, reserve = _storage(self._kv.footprint, lane), self._reserve(0)
-        return max(self._room(None, storage, reserve), self._room(lane, storage, reserve))
+        room = max(self._room(None, storage, reserve), self._room(lane, storage, reserve))
+        return Bound(room - reserve, room)
 
     def _fits(self, candidate: Sequence, over: Lane | None) -> bool:
         """Beside all, or, with `over`, beside those that do not give way to this lane, if there are any that do."""

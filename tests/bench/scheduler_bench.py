@@ -3,10 +3,12 @@
 
     python -m tests.bench.scheduler_bench [--waiting 10 100 1000] [--rounds N]
 
-Eight rows decode and so many prompts wait, of 20 tenants and three classes, in three places that a busy worker is in:
-*rows taken* (nobody may start: each step is a decode step), *beside a slice* (one prompt is in prefill and others could
-start), *memory full* (rows are free, but there is no room for anybody's KV). `next_step` is asked, and the scheduler is
-told what ran; `eta` is what a client is told after each slice, `standings` once a second.
+Eight rows decode and so many prompts wait, of 20 tenants and three classes, in places that a busy worker is in: *rows
+taken* (nobody may start: each step is a decode step), *beside a slice* (one prompt is in prefill and others could
+start), *memory full* (rows are free, but there is no room for anybody's KV), *memory nearly full* (each prompt would
+fit, if it drew nothing), *somebody overdue* (all but one would fit, but that one has waited too long, and nobody comes
+in before it). `next_step` is asked, and the scheduler is told what ran; `eta` is what a client is told after each
+slice, `standings` once a second.
 """
 
 import argparse
@@ -25,13 +27,17 @@ from worker.steps import Decode, Mixed, Open, Prefill
 
 ROWS = 8
 FOOTPRINT = KVFootprint(bytes_per_token=100)
+NEARLY_FULL = LiveKV(footprint=FOOTPRINT, budget_bytes=(ROWS + 1) * FOOTPRINT.row_bytes(1100))
 PLACES = {
     "rows taken": SchedulerSettings(max_rows=ROWS),
     "beside a slice": SchedulerSettings(max_rows=16, slices="mixed"),
     "memory full": SchedulerSettings(
         max_rows=16, live_kv=LiveKV(footprint=FOOTPRINT, budget_bytes=ROWS * FOOTPRINT.row_bytes(960) + 10**5)
     ),
+    "memory nearly full": SchedulerSettings(max_rows=16, live_kv=NEARLY_FULL),
+    "somebody overdue": SchedulerSettings(max_rows=16, live_kv=NEARLY_FULL),
 }
+PROMPT_TOKENS = {"memory nearly full": (900, 1100), "somebody overdue": (100, 800)}
 
 
 def busy(settings: SchedulerSettings, waiting: int, place: str) -> Scheduler:
@@ -50,6 +56,7 @@ def busy(settings: SchedulerSettings, waiting: int, place: str) -> Scheduler:
         name = add(f"row{i}", 700, Lane.INTERACTIVE)
         scheduler.opened(name, 699, 0.0)
         scheduler.joined(name, 0.0)
+        scheduler.drew(name)  # a first token goes before any slice
     for _ in range(10):
         scheduler.decoded(0.02, ROWS)
     if place == "beside a slice":
@@ -67,7 +74,11 @@ def busy(settings: SchedulerSettings, waiting: int, place: str) -> Scheduler:
     for i in range(waiting):
         lane = draw.choice((Lane.INTERACTIVE, Lane.STANDARD, Lane.BATCH))
         scheduler._readiness.started(lane, 0.0)  # it may start another one without a row in ten seconds
-        add(f"w{i}", draw.randrange(900, 9000), lane)
+        add(f"w{i}", draw.randrange(*PROMPT_TOKENS.get(place, (900, 9000))), lane)
+    if place == "somebody overdue":
+        add("late", 9000, Lane.INTERACTIVE)
+        for _ in range(25):  # after ten of these nobody comes in before it, after twenty others are overdue as well
+            scheduler.decoded(1.0, ROWS)
     return scheduler
 
 
@@ -101,7 +112,7 @@ def main() -> None:
             assert step == (Open if place == "beside a slice" else Decode).__name__, step
             asked = microseconds(lambda: scheduler.next_step(0.0), options.rounds)  # noqa: B023 - called at once
             heard = microseconds(told(scheduler, place), options.rounds)
-            one = next(s.request_id for s in scheduler.sequences() if s.prefill_left)
+            one = next(s.request_id for s in scheduler.places.waiting())
             eta = microseconds(lambda: scheduler.eta_seconds(one), options.rounds)  # noqa: B023
             standings = microseconds(lambda: scheduler.standings(0.0), max(1, options.rounds // 10))  # noqa: B023
             figures = [f"{each:.0f}" for each in (asked, heard, eta, standings)]
