@@ -1,6 +1,6 @@
 """What the scheduler knows, and hears of what happened: places, costs, debts, tenants' shares, waits. Pure.
 
-`Scheduler` adds the rules, which only read.
+`Scheduler` adds the rules, which only read: what they say does not depend on what was asked before.
 """
 
 import math
@@ -268,11 +268,12 @@ class SchedulerBooks:
             return
         self._room_seen_seconds_ago += seconds
         if self._room_seen_seconds_ago >= _ROOM_LOOKED_AT_EVERY_SECONDS:
-            self._look_at_room()
+            self.look_at_room()
         self._waits.count(seconds, self._holders(), served)
 
-    def _look_at_room(self) -> None:
-        """Who of those in line waits for memory. Not at every step: all of them are looked at."""
+    def look_at_room(self) -> None:
+        """Who of those in line waits for memory, and who has for too long. Not at every step: all of them are looked
+        at. To be told before `standings` are asked, which otherwise say what was so at the last look."""
         self._room_seen_seconds_ago = 0.0
         if self._settings.live_kv.budget_bytes is None:
             return

@@ -221,9 +221,9 @@ def is_overdue(waiting: Sequence) -> bool:
     return patience_seconds is not None and waiting.memory_held_seconds >= patience_seconds
 
 
-def longest_held(overdue: Iterable[Sequence]) -> Sequence | None:
-    """Whose turn it is: of those that are overdue, the one that waited longest."""
-    return max(overdue, key=lambda each: each.memory_held_seconds, default=None)
+def overdue_first(waiting: Iterable[Sequence]) -> list[Sequence]:
+    """Those that are overdue, who waited longest first: in this order they come in before anybody else."""
+    return sorted(filter(is_overdue, waiting), key=lambda each: each.memory_held_seconds, reverse=True)
 
 
 def _gives_way(each: Sequence, lane: Lane) -> bool:

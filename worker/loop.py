@@ -546,6 +546,7 @@ class StepLoop(Generic[Payload]):
         """Tell those who wait where they stand, if that changed."""
         now = self._clock()
         self._standings_due = now + WAITING_REPORT_SECONDS
+        self._scheduler.look_at_room()
         for standing in self._scheduler.standings(now):
             row = self._rows[standing.request_id]
             eta_seconds = None if standing.eta_seconds is None else round(standing.eta_seconds, 1)

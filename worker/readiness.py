@@ -10,7 +10,7 @@ does. While somebody has waited for room for his KV for too long, there is none 
 
 import math
 
-from worker.live_kv import Entrance, is_overdue, longest_held
+from worker.live_kv import Entrance, overdue_first
 from worker.pacing import SchedulerSettings
 from worker.places import Places
 from worker.sequence import LANES, Lane, Sequence
@@ -53,8 +53,8 @@ class Readiness:
 
     def entrance(self, now: float) -> Entrance:
         """For whose KV there is room at this moment."""
-        late = [each for each in self._overdue if self.may_open(each.lane, now)]
-        return self._settings.live_kv.entrance(self._places.live(), longest_held(late))
+        open_lanes = {lane for lane in LANES if self.may_open(lane, now)}
+        return self._entrance(next((each for each in self._overdue if each.lane in open_lanes), None))
 
     def left_line(self, sequence: Sequence) -> None:
         """It started, or is gone: nobody waits for it to come in first."""
@@ -67,5 +67,8 @@ class Readiness:
 
     def look_at_room(self, candidates: list[Sequence]) -> Entrance:
         """For which of these there is room, and who of them has waited too long for it. Their `held` is up to date."""
-        self._overdue = [each for each in candidates if is_overdue(each)]
-        return self._settings.live_kv.entrance(self._places.live(), longest_held(self._overdue))
+        self._overdue = overdue_first(candidates)
+        return self._entrance(next(iter(self._overdue), None))
+
+    def _entrance(self, only: Sequence | None) -> Entrance:
+        return self._settings.live_kv.entrance(self._places.live(), only)

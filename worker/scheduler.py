@@ -156,7 +156,6 @@ class Scheduler(SchedulerBooks):
     def standings(self, now: float) -> list[Standing]:
         """Of every request that has not started, is parked or has not advanced for a while: how many go first, how long
         that takes, and why."""
-        self._look_at_room()
         holders = self._holders()
         return standings_of(
             self.places, self._order(), self._pace(), lambda s: holders.of(s.lane, self._waits.stage_of(s)), now

@@ -7,8 +7,9 @@ from protocol.generation import CacheUse, Generate, Pin, TokenPrompt, Warm
 from protocol.ids import BLOCK_TOKENS, BlockKey, RequestId
 from protocol.latency import LatencyClass
 from protocol.sampling import Sampling
-from worker import hashing
+from worker import hashing, sequence
 from worker.prefix_index import Block
+from worker.scheduler import Scheduler
 from worker.sequence import Matcher, Prepared
 
 FINGERPRINT = "f" * 32
@@ -81,3 +82,9 @@ def chain_of_blocks(
         )
         parent = key
     return blocks
+
+
+def everybody(scheduler: Scheduler) -> list[sequence.Sequence]:
+    """Whom it knows, wherever they stand."""
+    places = scheduler.places
+    return [*places.waiting(), *places.parked.values(), *places.decoding.values()]

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.ids import RequestId
-from worker.live_kv import BUFFER_STEP_TOKENS, KVFootprint, LiveKV, Window, is_overdue, longest_held
+from tests.worker.parts import everybody
+from worker.live_kv import BUFFER_STEP_TOKENS, KVFootprint, LiveKV, Window, is_overdue, overdue_first
 from worker.pacing import SchedulerSettings
 from worker.scheduler import Scheduler
 from worker.sequence import STINT_TOKENS, Lane, Sequence
@@ -137,10 +138,36 @@ def test_who_waits_long_for_memory_goes_first() -> None:
     ]
     assert not any(map(is_overdue, waiting))
     waiting[1].held["memory"] = 121.0
-    assert [each.request_id for each in waiting if is_overdue(each)] == ["b"]
-    assert longest_held(waiting) is waiting[2]
+    assert [each.request_id for each in overdue_first(waiting)] == ["b"]
+    waiting[0].held["memory"] = 11.0
+    assert [each.request_id for each in overdue_first(waiting)] == ["b", "a"]
+    waiting[0].held["memory"] = 9.0
     waiting[1].memory_held_before = 100.0
     assert not any(map(is_overdue, waiting))
+
+
+def test_asking_changes_nothing() -> None:
+    """What is asked between two events does not decide what comes next, also at the moment at which somebody becomes
+    overdue and keeps all others out."""
+    kv = LiveKV(footprint=PLAIN, budget_bytes=room(1000, rows=2))
+    made = Scheduler(SchedulerSettings(max_rows=4, live_kv=kv))
+    made.add(sequence("a", 900, I))
+    made.opened(RequestId("a"), 899, 0.0)
+    made.joined(RequestId("a"), 0.0)
+    made.drew(RequestId("a"))
+    made.add(sequence("x", 1500, I))
+    made.add(sequence("y", 1400, I))
+    made.add(sequence("b", 100, I))
+    seen = [made.next_step(0.0)]
+    for now in range(1, 240):
+        made.decoded(0.05, 1)
+        seen.append(made.next_step(now * 0.05))
+        made.standings(now * 0.05)
+        made.get(RequestId("y"))
+        made.eta_seconds(RequestId("b"))
+        assert made.next_step(now * 0.05) == seen[-1]
+    assert seen[0] == Open(RequestId("b"))
+    assert seen[-1] == Decode()
 
 
 def test_nobody_waits_for_one_who_waited_too_long_and_left() -> None:
@@ -225,10 +252,10 @@ class House:
         return each.tokens if each in self.rows() else each.prefilled
 
     def rows(self) -> list[Sequence]:
-        return [each for each in self.scheduler.sequences() if self.scheduler.decodes(each.request_id)]
+        return [*self.scheduler.places.decoding.values()]
 
     def live(self) -> list[Sequence]:
-        return [each for each in self.scheduler.sequences() if each.is_open]
+        return [each for each in everybody(self.scheduler) if each.is_open]
 
     def size_bytes(self) -> int:
         rows = self.rows()
@@ -310,7 +337,7 @@ def test_everybody_ends_within_the_budget(lives: list[Life], room_tokens: int, r
         victim = of.scheduler.get(step.request_id)
         assert victim is not None
         others = [each for each in of.live() if each is not victim]
-        assert others or any(not each.is_open for each in of.scheduler.sequences())
+        assert others or any(not each.is_open for each in everybody(of.scheduler))
         assert victim.lane == max(each.lane for each in of.live() if each is victim or each.has_gone_on)
         if not victim.has_gone_on:
             assert all(each.lane < victim.lane or not each.has_gone_on for each in others)
