@@ -86,13 +86,6 @@ class SchedulerBooks:
         """Whether the rows that decode ride along in slices."""
         return self._settings.slices == "mixed" and self.is_decoding and self.costs.mixing_pays()
 
-    def decodes(self, request_id: RequestId) -> bool:
-        """Whether it is a row of the decode batch now."""
-        return request_id in self.places.decoding
-
-    def sequences(self) -> list[Sequence]:
-        return [*self.places.waiting(), *self.places.parked.values(), *self.places.decoding.values()]
-
     def _waiting(self, request_id: RequestId) -> Sequence:
         sequence = self.places.get_waiting(request_id)
         if sequence is None:
@@ -226,12 +219,12 @@ class SchedulerBooks:
         """A row has a token more."""
         self.places.decoding[request_id].drawn += 1
 
-    def decoded(self, seconds: float, rows: int, *, steps: int = 1) -> None:
-        """Rows had `seconds` of the device; in each of `steps` steps, `rows` of them drew a token."""
+    def decoded(self, seconds: float, rows: int) -> None:
+        """Rows had `seconds` of the device, and `rows` of them drew a token."""
         if rows:  # else the time is that of a launch only
             decoding = self.places.decoding
             held_tokens = sum(s.tokens for s in decoding.values()) if len(decoding) == rows else None
-            self.costs.stepped(rows, seconds / steps, held_tokens)
+            self.costs.stepped(rows, seconds, held_tokens)
         self._debts.pay(seconds)
         self._charge_rows(seconds)
         self._count_held(seconds, None)

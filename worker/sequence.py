@@ -192,11 +192,6 @@ class Sequence:
         return next((position for position in self.boundaries if position > self.prefilled), None)
 
     @property
-    def has_started(self) -> bool:
-        """Whether it has a KV cache."""
-        return self.is_open
-
-    @property
     def tokens(self) -> int:
         """Of prompt and answer so far: no more than these have their KV in its cache, once it was open."""
         return self.prompt_tokens + self.drawn

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.ids import BLOCK_TOKENS, Grain, RequestId
+from tests.worker.parts import everybody
 from worker import pacing
 from worker.pacing import SchedulerSettings
 from worker.scheduler import Scheduler
@@ -300,7 +301,7 @@ def test_no_more_prompts_in_prefill_than_allowed() -> None:
         made.add(sequence(RequestId(f"p{i}"), 60_000 - 9000 * i))
         for _ in range(2):
             play(made, made.next_step(0.0), seconds=0.1)
-    started = [s.request_id for s in made.sequences() if s.has_started]
+    started = [s.request_id for s in everybody(made) if s.is_open]
 
     assert started == ["p0", "p1", "p2", "p3"]
 
@@ -514,7 +515,7 @@ def test_a_stint_is_at_least_a_step() -> None:
     start_decoding(made, sequence(C, 10, I))
     play(made, Park(A), 1.0)
     play(made, made.next_step(11.0), 11.0)
-    assert made.decodes(A)
+    assert A in made.places.decoding
     assert made.next_step(13.0) == Decode()
     play(made, Decode(), 13.0, 0.04)
     assert made.next_step(13.1) == Park(A)
@@ -854,7 +855,7 @@ def test_a_pass_that_is_slow_for_another_reason_does_not_starve_its_prompt() -> 
     for _ in range(6):
         passes = 0
         made.add(sequence(C, 620, I, arrived=now))
-        while made.decodes(C) is False:
+        while C not in made.places.decoding:
             step = made.next_step(now)
             tokens = step.tokens if isinstance(step, Mixed) else 0
             seconds = 0.1 + (0.1 + 0.006 * tokens if tokens else 0.0) if isinstance(step, Mixed | Decode) else 0.0
@@ -1077,8 +1078,8 @@ def test_a_slice_is_what_the_gap_allows(
 
 def lanes_ready(made: Scheduler, now: float) -> set[Lane]:
     """Of the prompts that can run a slice, looked up one by one."""
-    started = {s.lane for s in made.sequences() if s.is_open and s.prefill_left}
-    in_line = [s for s in made.sequences() if not s.is_open and (s.blocks_deadline is None or s.blocks_deadline <= now)]
+    started = {s.lane for s in everybody(made) if s.is_open and s.prefill_left}
+    in_line = [s for s in everybody(made) if not s.is_open and (s.blocks_deadline is None or s.blocks_deadline <= now)]
     return started | {s.lane for s in in_line if made._readiness.may_open(s.lane, now)}
 
 

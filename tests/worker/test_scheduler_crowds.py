@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from protocol.ids import RequestId
+from tests.worker.parts import everybody
 from worker.pacing import SchedulerSettings
 from worker.scheduler import Scheduler
 from worker.sequence import Lane, Sequence
@@ -76,7 +77,7 @@ class Room:
         )
 
     def fill(self) -> None:
-        waiting = Counter(s.lane for s in self.scheduler.sequences() if not s.has_started)
+        waiting = Counter(s.lane for s in everybody(self.scheduler) if not s.is_open)
         for crowd in self.crowds:
             for _ in range(crowd.backlog - waiting[crowd.lane]):
                 self.came += 1
@@ -87,11 +88,11 @@ class Room:
         self.longest_seconds = max(self.longest_seconds, seconds)
 
     def decoding(self) -> list[Sequence]:
-        return [s for s in self.scheduler.sequences() if self.scheduler.decodes(s.request_id)]
+        return [*self.scheduler.places.decoding.values()]
 
     def parked(self) -> list[Sequence]:
-        waits = (s for s in self.scheduler.sequences() if s.has_started and s.prefill_left == 0)
-        return [s for s in waits if not self.scheduler.decodes(s.request_id)]
+        waits = (s for s in everybody(self.scheduler) if s.is_open and s.prefill_left == 0)
+        return [s for s in waits if s.request_id not in self.scheduler.places.decoding]
 
     def step(self) -> None:
         made = self.scheduler
@@ -163,7 +164,7 @@ class Room:
     def watch_slices(self) -> None:
         """Of a lane that can run slices every seventeenth is its own, and of these every fourth its oldest prompt's. A
         third class takes one of eighteen."""
-        in_prefill = [s for s in self.scheduler.sequences() if s.has_started and s.prefill_left > 0]
+        in_prefill = [s for s in everybody(self.scheduler) if s.is_open and s.prefill_left > 0]
         oldest = min((s for s in in_prefill if s.lane is self.late.lane), key=lambda s: s.arrived, default=None)
         if oldest is None or oldest.request_id != LATECOMER:
             self.slices_of_others = 0
@@ -176,7 +177,7 @@ class Room:
             self.step()
         self.come(LATECOMER, self.late.lane, self.late.prompt_tokens, self.late.answer_tokens)
         before = self.starts[self.late.lane]
-        older = sum(s.lane is self.late.lane and not s.has_started for s in self.scheduler.sequences())
+        older = sum(s.lane is self.late.lane and not s.is_open for s in everybody(self.scheduler))
         for _ in range(most_steps):
             self.fill()
             self.step()
@@ -184,7 +185,7 @@ class Room:
             latecomer = self.scheduler.get(LATECOMER)
             if latecomer is None:
                 break
-            if not latecomer.has_started:
+            if not latecomer.is_open:
                 started = self.starts[self.late.lane] - before
                 assert started < older * self.settings.oldest_every, "its lane starts others for ever"
         assert self.ended[LATECOMER] == 1, f"it waits since {most_steps} steps"
