@@ -30,8 +30,3 @@ class DecodeDebts:
     def highest_owing(self, payable_seconds: float) -> Lane | None:
         """The highest lane that owes at least what can be paid at a time: it and all below do not run a slice."""
         return next((lane for lane in LANES if 0 < self._seconds[lane] >= payable_seconds), None)
-
-    @property
-    def are_sound(self) -> bool:
-        """Whether none is negative."""
-        return min(self._seconds) >= 0
