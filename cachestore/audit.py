@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from cachestore import disk
 from cachestore.layout import AUDIT_NAME, OLD_AUDIT_NAME
+from protocol.flushing import flush_file
 
 ROTATE_BYTES = 1024 * 1024
 MAX_ASKED_BY_LETTERS = 200
@@ -46,6 +47,6 @@ def append(directory: Path, line: PurgeLine) -> None:
         if size_bytes and os.pread(descriptor, 1, size_bytes - 1) != b"\n":
             data = b"\n" + data  # a kill or a full disk cut the last line short: this one must not be lost with it
         os.write(descriptor, data)
-        disk.flush_file(descriptor)
+        flush_file(descriptor)
     finally:
         os.close(descriptor)

@@ -22,6 +22,7 @@ import msgspec
 from cachestore import disk
 from cachestore.layout import STAGED_SUFFIX, staging_directory
 from protocol.disk_bench import BlockSpeed, DiskBench, PageCache
+from protocol.flushing import flush_file
 from protocol.ids import Incarnation
 from protocol.launch import CachestoreLaunch
 
@@ -163,7 +164,7 @@ def _timed_write(path: Path, data: bytes) -> float:
         left = memoryview(data)
         while left:
             left = left[file.write(left) :]
-        disk.flush_file(file.fileno())
+        flush_file(file.fileno())
     disk.put_in_place(written, path)
     return time.perf_counter() - started
 

@@ -17,9 +17,9 @@ from msgspec import Struct
 from cachestore.layout import QUARANTINE_DIRECTORY, BadBlock, check_header, header_bytes
 from protocol.block_file import BlockMetadata
 from protocol.block_header import LENGTH_BYTES
+from protocol.flushing import flush_file
 
 _READ_BYTES = 1024 * 1024
-_F_BARRIERFSYNC = 85  # of <sys/fcntl.h> on macOS; Python does not name it
 
 
 class DirectoryTaken(Exception):
@@ -40,21 +40,6 @@ class Inspected(Struct, frozen=True, kw_only=True):
     metadata: BlockMetadata
     checksum: bytes
     identity: FileIdentity
-
-
-def flush_file(descriptor: int) -> None:
-    """Put a file's (or directory's) content on disk before anything written later. Knows how each system does it.
-
-    On macOS a barrier, not F_FULLFSYNC, which empties the drive's cache and takes tens of milliseconds: a power cut may
-    cost the last blocks, and one whose name arrived without its bytes does not match its checksum.
-    """
-    if hasattr(fcntl, "F_FULLFSYNC"):  # macOS
-        try:
-            fcntl.fcntl(descriptor, _F_BARRIERFSYNC)
-        except OSError:  # a network or FAT volume does not know it
-            os.fsync(descriptor)
-    else:
-        os.fsync(descriptor)
 
 
 def flush_directory(path: Path) -> None:

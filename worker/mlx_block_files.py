@@ -17,6 +17,7 @@ import xxhash
 from protocol.block_file import BadMetadata, parse_metadata
 from protocol.block_header import LENGTH_BYTES, BadHeader, Header, check_extents, header_bytes, read_header
 from protocol.blocks import LeasedBlock
+from protocol.flushing import flush_file
 from protocol.ids import GRAIN_TOKENS
 from worker.chain_reading import BlockDamaged
 from worker.mlx_blocks import KVArrays, block_bytes
@@ -32,7 +33,11 @@ _DTYPES = {
 
 
 def write_block(path: str, block: Block[KVArrays], tokens: int, metadata: dict[str, str]) -> None:
-    """Write the first `tokens` tokens of a block as safetensors. Any thread: the arrays are evaluated already."""
+    """Write the first `tokens` tokens of a block as safetensors. Any thread: the arrays are evaluated already.
+
+    They are on the disk then. The cachestore flushes what it publishes, too: that waits for nothing then, and so does
+    nobody else who asks it meanwhile.
+    """
     arrays = {name: _first_tokens(array, tokens) for name, array in block.payload.items()}
     for after, state in block.states.items():
         # Only what ends on the grain grid can be found on disk.
@@ -41,6 +46,11 @@ def write_block(path: str, block: Block[KVArrays], tokens: int, metadata: dict[s
     if not arrays:
         arrays = {"empty": mx.zeros(1)}  # a file must hold something; such a block only says that its tokens are known
     mx.save_safetensors(path, arrays, metadata)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        flush_file(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 class BlockFile:

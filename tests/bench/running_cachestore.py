@@ -32,14 +32,14 @@ class CachestoreSilent(Exception):
 class RunningCachestore:
     """`start` and `stop` it as often as needed; the directory stays."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, quota_bytes: int = 20 * 1024**3) -> None:
         self._runtime_directory = directory / "run"
         self._runtime_directory.mkdir(mode=0o700)
         self._launch = CachestoreLaunch(
             directory=str(directory / "cache"),
             runtime_directory=str(self._runtime_directory),
             incarnation=Incarnation(1),
-            quota_bytes=20 * 1024**3,
+            quota_bytes=quota_bytes,
             daily_write_bytes=None,
             free_floor_bytes=1024**3,
             log_level="error",
@@ -48,6 +48,10 @@ class RunningCachestore:
         self._peer_numbers = itertools.count(1)
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def runtime_directory(self) -> Path:
+        return self._runtime_directory
+
     def connect(self) -> Peer[BlockReply, BlockRequest]:
         """A new peer; whoever asked for it closes it."""
         name = f"bench:{next(self._peer_numbers)}".encode()
@@ -55,6 +59,11 @@ class RunningCachestore:
 
     def start(self) -> None:
         """Until it answers. Raises CachestoreSilent."""
+        self.spawn()
+        self.books()
+
+    def spawn(self) -> None:
+        """Does not wait for it."""
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "cachestore"],
             stdin=subprocess.PIPE,
@@ -64,7 +73,6 @@ class RunningCachestore:
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(self._launch) + b"\n")
         process.stdin.flush()
-        self.books()
 
     def stop(self) -> None:
         process, self._process = self._process, None

@@ -7,6 +7,7 @@ import pytest
 
 from cachestore import disk
 from cachestore.layout import BadBlock
+from protocol.flushing import flush_file
 from tests.cachestore.block_files import block_bytes, chain, slot
 
 
@@ -16,16 +17,16 @@ def test_flushing_asks_macos_for_a_barrier(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: asked.append("fsync"))
     descriptor = os.open(tmp_path, os.O_RDONLY)
     monkeypatch.delattr(fcntl, "F_FULLFSYNC", raising=False)
-    disk.flush_file(descriptor)
+    flush_file(descriptor)
     monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
     monkeypatch.setattr(fcntl, "fcntl", lambda _, command: asked.append(f"fcntl {command}"))
-    disk.flush_file(descriptor)
+    flush_file(descriptor)
 
     def unknown(*_: object) -> None:
         raise OSError(45, "not supported")
 
     monkeypatch.setattr(fcntl, "fcntl", unknown)
-    disk.flush_file(descriptor)
+    flush_file(descriptor)
     os.close(descriptor)
     assert asked == ["fsync", "fcntl 85", "fsync"]
 
