@@ -187,8 +187,11 @@ class PrefixIndex(Generic[Payload]):
         siblings = self._siblings(block.parent)
         if siblings is None or block.size_bytes > self._budget_bytes:
             return []
+        if (known := self._blocks.get(block.key)) is not None:
+            self._add_states(known, block.states)
+            return self.shrink()
         holder = self._holder(block.parent, block.token_ids)
-        if holder is not None and (block.key == holder.key or not (block.states and holder.is_durable)):
+        if holder is not None and not (block.states and holder.is_durable):
             self._add_states(holder, block.states)
             return self.shrink()
         for key in list(siblings):

@@ -335,6 +335,22 @@ def test_a_state_for_a_block_on_disk_gets_a_block_of_its_own() -> None:
     index.check()
 
 
+@pytest.mark.parametrize("seed", range(16))
+def test_a_block_that_is_there_already_is_counted_once(seed: int) -> None:
+    """Also when a longer one beside it, which is on disk, contains its tokens: whichever of the two is found first."""
+    token_ids = tokens(64, first=seed)
+    index = stateful_index((token_ids, []))
+    index.blocks()[0].is_durable = True
+    for position in (16, 48):
+        (part,) = chain_of_blocks(token_ids[:48])
+        part.states[position] = State((position,), 5)
+        index.insert(part)
+
+    index.check()
+    assert index.size_bytes == 64 * 10 + 48 * 10 + 2 * 5
+    assert [index.match(ROOT, token_ids, limit).tokens for limit in (47, 48)] == [16, 48]
+
+
 def test_the_pinned_stay() -> None:
     """Whatever is asked for after them; unpinned they age like any other."""
     index = index_of(tokens(300), budget_bytes=6000)
