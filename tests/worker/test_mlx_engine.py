@@ -52,7 +52,7 @@ class Model:
         key = (tuple(token_ids), count)
         if key not in self.known:
             steps = generate_step(mx.array(list(token_ids)), self.loaded.model, max_tokens=count)
-            pairs = [(int(token), np.array(logprobs)) for token, logprobs in steps]
+            pairs = [(int(token), np.array(logprobs.astype(mx.float32))) for token, logprobs in steps]
             self.known[key] = [token for token, _ in pairs], [logprobs for _, logprobs in pairs]
         return self.known[key]
 
@@ -78,7 +78,8 @@ def llama(model_of: Callable[[str], Model]) -> Model:
 
 
 def prompt(seed: int, length: int) -> list[int]:
-    return [random.Random(seed).randrange(VOCABULARY) for _ in range(length)]
+    """The first `length` of one endless text for each seed, in which the tokens differ."""
+    return random.Random(seed).choices(range(VOCABULARY), k=length)
 
 
 class Desk:
@@ -220,7 +221,7 @@ def test_a_hit_says_what_a_cold_run_says(model_of: Callable[[str], Model], famil
     first = prompt(length, length)
     answer = desk.ask("first", first, 6, slice_tokens=200)
     assert answer == model.says(first, 6)
-    if desk.engine.prefix_reuse.available:
+    if desk.engine.is_batchable:
         desk.start("beside", prompt(5, 33), max_tokens=40)
         desk.step()
     for name, token_ids in {

@@ -7,7 +7,7 @@ Made of mlx-lm's own classes: one folder for each way in which families keep the
 import importlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -132,6 +132,48 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "index_n_heads": 2,
         "index_topk": 16,
     },
+    # chunks much shorter than the prompts, and a layer in four that sees everything; such rows are not batched
+    "llama4": {
+        "model_type": "llama4",
+        "text_config": {
+            **_COMMON,
+            "model_type": "llama4_text",
+            "num_hidden_layers": 4,
+            "attention_bias": False,
+            "attention_chunk_size": 24,
+            "interleave_moe_layer_step": 2,
+            "intermediate_size_mlp": 48,
+            "num_experts_per_tok": 1,
+            "num_local_experts": 2,
+            "rope_scaling": None,
+            "use_qk_norm": True,
+            # a scale that grows with the position, within these prompts already
+            "floor_scale": 16,
+        },
+    },
+    # a list of caches in each layer: recurrent state beside keys and values
+    "falcon_h1": {
+        **_COMMON,
+        "model_type": "falcon_h1",
+        "mamba_chunk_size": 16,
+        "mamba_d_head": 16,
+        "mamba_d_ssm": 64,
+        "mamba_d_state": 16,
+        "mamba_n_heads": 4,
+        "rope_theta": 10000.0,
+        "lm_head_multiplier": 1.0,
+        "embedding_multiplier": 1.0,
+        "key_multiplier": 1.0,
+    },
+    # the same beside a window
+    "baichuan_m1": {
+        **_COMMON,
+        "model_type": "baichuan_m1",
+        "num_hidden_layers": 4,
+        "sliding_window": 24,
+        "sliding_window_layers": [1, 3],
+        "conv_window": 2,
+    },
     # keys are scaled by the length of the whole prompt; reuse must be off
     "internlm2": {
         **_COMMON,
@@ -139,6 +181,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "bias": False,
         "rope_scaling": {"type": "dynamic", "factor": 2.0},
     },
+}
+
+_WITHOUT_EXPERTS: dict[str, dict[str, Any]] = {
+    "deepseek_v3": {"first_k_dense_replace": 2},
+    "deepseek_v32": {"first_k_dense_replace": 2},
+    "qwen3_next": {"mlp_only_layers": [0, 1, 2, 3]},
+    "llama4": {"text_config": {**CONFIGS["llama4"]["text_config"], "interleave_moe_layer_step": 8}},
 }
 
 PLAIN_CONFIGS: dict[str, dict[str, Any]] = {
@@ -175,13 +224,18 @@ PLAIN_CONFIGS: dict[str, dict[str, Any]] = {
 """Families of plain attention, each with a way of its own in what a packed pass has to tell apart."""
 
 
-def make_tiny_model(family: str, destination: Path) -> Path:
-    """Write the folder; the same bytes every time."""
+def make_tiny_model(
+    family: str, destination: Path, dtype: mx.Dtype = mx.float32, experts: Literal["some", "none"] = "some"
+) -> Path:
+    """Write the folder; the same bytes every time. `dtype` is that of the weights; MLX's CPU build computes experts in
+    float32 only."""
     config = CONFIGS.get(family) or PLAIN_CONFIGS[family]
+    if experts == "none":
+        config = {**config, **_WITHOUT_EXPERTS.get(family, {})}
     module = importlib.import_module(f"mlx_lm.models.{family}")
     model = module.Model(module.ModelArgs.from_dict(config))
     weights = {
-        name: _noise(array, seed)
+        name: _noise(name, array, seed).astype(dtype)  # pyright: ignore
         for seed, (name, array) in enumerate(sorted(tree_flatten(model.parameters())))  # pyright: ignore
     }
     destination.mkdir(parents=True, exist_ok=True)
@@ -190,8 +244,20 @@ def make_tiny_model(family: str, destination: Path) -> Path:
     return destination
 
 
-def _noise(array: mx.array, seed: int) -> mx.array:
+def _noise(name: str, array: mx.array, seed: int) -> mx.array:
     noise = mx.random.normal(array.shape, key=mx.random.key(seed))
+    if name.endswith("A_log"):
+        # a slow decay: what was said a hundred tokens ago is still in the state
+        return (0.3 * noise - 5).astype(array.dtype)
+    gain = next((gain for part, gain in _GAINS.items() if part in name), 1.0)
     if array.ndim < 2:
-        return (1 + 0.3 * noise).astype(array.dtype)
-    return (noise * 1.5 / array.shape[-1] ** 0.5).astype(array.dtype)
+        return (gain * (1 + 0.3 * noise)).astype(array.dtype)
+    return (gain * noise * 1.5 / array.shape[-1] ** 0.5).astype(array.dtype)
+
+
+_GAINS = {
+    "mamba.out_proj": 0.02,  # beside attention, which it would drown
+    **dict.fromkeys(("q_norm", "q_layernorm", "q_proj", "k_proj", "q_b_proj", "W_pack", "in_proj_qkvz"), 2.0),
+    **dict.fromkeys(("v_proj", "o_proj", "out_proj", "conv.conv"), 2.0),
+}
+"""Sharp attention whose outcome counts: one token far back decides what is said, as it does in a trained model."""
