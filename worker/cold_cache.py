@@ -441,12 +441,14 @@ class ColdCache(Generic[Payload]):
 
     def _stored(self, peer: Peer[BlockReply, BlockRequest], block: Block[Payload]) -> None:
         outcome: Literal["durable", "refused"] = "refused"
+        refusal = ""
         try:
             if not self._is_wanted(block):
                 return  # forgotten while it waited, and answered then
             self._publish(peer, block)
         except ColdCacheUnavailable as why:
-            self._report_refusal(str(why))
+            refusal = str(why)
+            self._report_refusal(refusal)
         except Exception as why:  # noqa: BLE001 - counted and logged; the next block may fare better
             self._report_refusal(f"write_failed_{type(why).__name__}")
         else:
@@ -459,7 +461,7 @@ class ColdCache(Generic[Payload]):
                 if was_wanted:
                     del self._storing[block.key]
             if was_wanted:
-                self._deliver(BlockStored(block.key, outcome))
+                self._deliver(BlockStored(block.key, outcome, refusal))
 
     def _is_wanted(self, block: Block[Payload]) -> bool:
         with self._lock:

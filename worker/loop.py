@@ -165,9 +165,11 @@ class StepLoop(Generic[Payload]):
             case BlocksFetched(request_id=request_id, blocks=blocks, outcome=outcome):
                 self._cache.fetched(request_id, blocks, outcome)
                 self._scheduler.blocks_arrived(request_id)
-            case BlockStored(key=key, outcome=outcome):
+            case BlockStored(key=key, outcome=outcome, refusal=refusal):
                 if outcome == "durable":
                     self._cache.became_durable(key)
+                else:
+                    self._cache.was_refused(key, refusal)
                 self._warming.stored(key)
             case Unpin(owner=owner, name=name):
                 self._cache.unpin(owner, name)

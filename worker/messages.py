@@ -23,10 +23,11 @@ class BlocksFetched(Generic[Payload]):
 
 @dataclass(frozen=True)
 class BlockStored:
-    """The answer to a store: whether the block is on disk now."""
+    """The answer to a store: whether the block is on disk now; if the store would not have it, its word for why."""
 
     key: BlockKey
     outcome: Literal["durable", "refused"]
+    refusal: str = ""
 
 
 InboxMessage = Prepared | Cancel | Drain | Ping | Unpin | SetBudget | ForgetHot | BlocksFetched[Any] | BlockStored

@@ -15,6 +15,7 @@ from protocol.launch import PersistPolicy
 from worker.hashing import block_key, grains
 from worker.prefix_index import Block, Match, PrefixIndex, State
 from worker.sequence import Prepared
+from worker.unwritten import Unwritten
 
 Payload = TypeVar("Payload")
 
@@ -111,6 +112,7 @@ class PrefixCache(Generic[Payload]):
         self._asked: dict[RequestId, _Asked] = {}
         self._fetching: dict[RequestId, _Fetching] = {}
         self._evicted: OrderedDict[BlockKey, None] = OrderedDict()
+        self._unwritten = Unwritten()
         self._pins: dict[tuple[str, str], _Pinned] = {}
         self._prefill_tokens_per_second: float | None = None
         self.misses: Counter[str] = Counter()
@@ -283,8 +285,13 @@ class PrefixCache(Generic[Payload]):
         return self._cold.is_storing(key)
 
     def became_durable(self, key: BlockKey) -> None:
+        self._unwritten.answered(key, "")
         if block := self._index.get(key):
             block.is_durable = True
+
+    def was_refused(self, key: BlockKey, refusal: str) -> None:
+        """A block is not on disk; `refusal` is the store's word for why."""
+        self._unwritten.answered(key, refusal)
 
     def warmed(self, prepared: Prepared, now: float) -> tuple[Block[Payload], ...]:
         """The blocks of a prompt that was computed to be kept: they are sent to disk, and pinned if that was asked."""
@@ -364,6 +371,8 @@ class PrefixCache(Generic[Payload]):
         if outcome.miss_reason not in ("", "absent"):
             return outcome.miss_reason
         next_whole = (match.whole_blocks + 1) * BLOCK_TOKENS // GRAIN_TOKENS
+        if refused := self._unwritten.why(prepared.grains[match.tokens // GRAIN_TOKENS : next_whole]):
+            return refused
         if next_whole <= len(prepared.grains) and BlockKey(prepared.grains[next_whole - 1]) in self._evicted:
             return "evicted"
         return "absent"
@@ -450,7 +459,9 @@ class PrefixCache(Generic[Payload]):
             self.misses["not_written_disk_slower"] += 1
             return False
         is_taken = self._cold.store(block)
-        if not is_taken:
+        if is_taken:
+            self._unwritten.sent(block.key, BlockKey(block.grains[-1]))
+        else:
             self.misses["not_written_staging_full"] += 1
         return is_taken
 

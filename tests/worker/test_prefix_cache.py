@@ -400,6 +400,20 @@ def test_what_was_evicted_is_called_so() -> None:
     assert report.miss_reason == "evicted"
 
 
+@pytest.mark.parametrize(("refusal", "reason"), [("write_budget", "budget"), ("quota", "quota"), ("", "evicted")])
+def test_what_the_disk_refused_is_missed_for_that(refusal: str, reason: str) -> None:
+    """The first block that is not there counts: it was used twice, was to be on disk, and was evicted from RAM."""
+    kit = Kit("through", budget_tokens=700)
+    kit.ask(tokens(600))
+    for block in list(kit.disk.stored):
+        kit.cache.was_refused(block.key, refusal)
+    kit.disk.stored.clear()
+    kit.ask(tokens(600, first=1))
+    _, report = kit.cache.use(prepared("r", tokens(600)))
+
+    assert report.miss_reason == reason
+
+
 def test_tokens_from_ram_and_from_disk_are_told_apart() -> None:
     """Their sum is what was not computed."""
     kit = Kit()
