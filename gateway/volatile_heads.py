@@ -15,6 +15,7 @@ VolatileKind = Literal["date", "time", "uuid", "id", "number"]
 _HEAD_NAMES = ("x-anthropic-billing-header:",)
 """Claude Code's first system block: `x-anthropic-billing-header: cc_version=…; cc_entrypoint=cli; cch=…;`."""
 
+_BEFORE_HEAD = " \t\r\n\ufeff"
 _HEAD_MAX_CHARACTERS = 1024
 _HEAD_FIELD = re.compile(r"[A-Za-z0-9_.-]{1,64}=[^\s;]{0,256}")
 
@@ -27,18 +28,20 @@ _MONTH = (
     r"|Nov(?:ember)?|Dec(?:ember)?)"
 )
 _DAY = r"[0-9]{1,2}(?:st|[nr]d|th)?"
+_ZONE = r"(?:UTC|GMT|[A-Z]{1,3}T)\b"
+_MIXED = r"(?=[A-Za-z]{0,63}[0-9])(?=[0-9]{0,63}[A-Za-z])"
 
 # Every repetition has an upper bound and no repetition holds another unbounded one: linear in the text's length.
 _VOLATILE = re.compile(
     r"(?P<uuid>(?<![0-9A-Za-z])[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}(?![0-9A-Za-z]))"
     r"|(?P<date>(?<![0-9])[0-9]{4}[-/.][0-9]{1,2}[-/.][0-9]{1,2}(?![0-9])"
     r"|(?<![0-9])[0-9]{1,2}[-/.][0-9]{1,2}[-/.][0-9]{4}(?![0-9])"
-    rf"|\b{_MONTH}\.? {_DAY}(?:,? [0-9]{{4}})?\b"
-    rf"|(?<![0-9A-Za-z]){_DAY} {_MONTH}\b\.?(?:,? [0-9]{{4}}\b)?"
+    rf"|\b{_MONTH}\.? {{1,2}}{_DAY}(?:,? [0-9]{{4}})?\b"
+    rf"|(?<![0-9A-Za-z]){_DAY} (?:of )?{_MONTH}\b\.?(?:,? [0-9]{{4}}\b)?"
     rf"|\b(?:{_WEEKDAY}))"
-    r"|(?P<time>(?<![0-9])[0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]{1,9})?)?(?: ?[AaPp]\.?[Mm]\b\.?)?"
-    r"(?:Z\b|[+-][0-9]{2}:?[0-9]{2}\b)?)"
-    r"|(?P<id>(?<![0-9A-Za-z])(?=[A-Fa-f]{0,63}[0-9])(?=[0-9]{0,63}[A-Fa-f])[0-9A-Fa-f]{8,64}(?![0-9A-Za-z]))"
+    r"|(?P<time>(?<![0-9])(?:[0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]{1,9})?)?(?: ?[AaPp]\.?[Mm]\b\.?)?"
+    rf"(?:Z\b|[+-][0-9]{{2}}:?[0-9]{{2}}\b| {_ZONE})?|[0-9]{{1,2}} ?[AaPp]\.?[Mm]\b\.?))"
+    rf"|(?P<id>(?<![0-9A-Za-z]){_MIXED}(?:[0-9A-Fa-f]{{7,64}}|[0-9A-Za-z]{{16,64}})(?![0-9A-Za-z]))"
     r"|(?P<number>[0-9]{1,30})"
 )
 
@@ -48,10 +51,11 @@ def without_volatile_head(text: str) -> str:
 
     Only a whole first line of `name=value` fields counts as one: text that a model should read is never dropped.
     """
-    name = next((name for name in _HEAD_NAMES if text[: len(name)].lower() == name), None)
+    start = len(text) - len(text.lstrip(_BEFORE_HEAD))
+    name = next((name for name in _HEAD_NAMES if text[start : start + len(name)].lower() == name), None)
     if name is None:
         return text
-    line, _, rest = text.partition("\n")
+    line, _, rest = text[start:].partition("\n")
     fields = [field.strip() for field in line[len(name) :].split(";")] if len(line) <= _HEAD_MAX_CHARACTERS else [" "]
     return rest if all(not field or _HEAD_FIELD.fullmatch(field) for field in fields) else text
 
@@ -64,7 +68,7 @@ class VolatileForm(Struct, frozen=True, kw_only=True):
 
 
 def volatile_form(text: str) -> VolatileForm:
-    """Two texts of one form differ in dates, times, uuids, hexadecimal ids and numbers only, if in anything."""
+    """Two texts of one form differ in dates, times, uuids, other ids and numbers only, if in anything."""
     values: dict[VolatileKind, list[str]] = {}
 
     def name_it(match: re.Match[str]) -> str:
@@ -89,6 +93,6 @@ _WORDS: dict[VolatileKind, str] = {
     "date": "a date",
     "time": "a time",
     "uuid": "a uuid",
-    "id": "a hexadecimal id",
+    "id": "an id",
     "number": "a number",
 }

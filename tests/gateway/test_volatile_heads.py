@@ -17,6 +17,9 @@ FRAME = "You are a careful programmer. Answer briefly."
         "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch=a1b2c;",
         "x-anthropic-billing-header: cch=00000",
         "X-Anthropic-Billing-Header:cc_version=2.0.1;cch=",
+        "x-anthropic-billing-header: cc_version=2.1.81.c2a; cc_entrypoint=claude-vscode; cch=00000; cc_workload=cron;",
+        "\n  x-anthropic-billing-header: cc_version=2.1.63.a43; cc_entrypoint=sdk-py; cch=fa690;",
+        "\ufeffx-anthropic-billing-header: cch=a1b2c;",
     ],
 )
 def test_a_known_head_is_taken_off(head: str) -> None:
@@ -35,6 +38,8 @@ def test_a_known_head_is_taken_off(head: str) -> None:
         "x-anthropic-billing-header: please explain what this header is for",
         "x-anthropic-billing-header: cch=1; You are a careful programmer.",
         "x-anthropic-billing-header",
+        "x-anthropic-billing-header: cch=1 You are a careful programmer.",
+        " \n " + FRAME,
         "x-anthropic-billing-header: cch=" + "1" * 2000 + "\nYou are",
     ],
 )
@@ -46,7 +51,7 @@ def test_text_for_the_model_is_never_dropped(text: str) -> None:
 @given(st.text(max_size=200))
 def test_other_texts_stay_as_they_are(text: str) -> None:
     """And taking a head off twice is taking it off once, as long as there is only one."""
-    assert without_volatile_head(text) == text or text.lower().startswith("x-anthropic-billing-header:")
+    assert without_volatile_head(text) == text or "x-anthropic-billing-header:" in text.lower()
     assert without_volatile_head("x-anthropic-billing-header: cch=1;\n" + text) == text
 
 
@@ -63,6 +68,15 @@ def test_other_texts_stay_as_they_are(text: str) -> None:
             {"uuid"},
         ),
         ("commit 0a1b2c3d4e5f", "commit ffee00112233", {"id"}),
+        # what `date` prints, with its padded day
+        ("Now: Mon Jan 12 10:05:33 UTC 2026", "Now: Tue Feb  3 11:15:01 UTC 2026", {"date", "time"}),
+        ("Today is Monday the 12th of January", "Today is Tuesday the 3rd of February", {"date"}),
+        ("It is 10:05 CET, still 9am", "It is 11:06 CEST, still 10 PM", {"time"}),
+        # a git status in a coding agent's system prompt
+        ("Recent commits:\n3e1f2a9 wip\n77bd012 more", "Recent commits:\n90ab1cd wip\n3e1f2a9 more", {"id"}),
+        # a ULID, and an id as APIs give them
+        ("session 01JH3Y8K2Q5T7V9X1Z3B5D7F9H", "session 01JH3Y9M4R6S8W0Y2A4C6E8G0J", {"id"}),
+        ("after req_011CSHoEeqs5C35K2UUqR7Fy", "after req_011CSHoExxs5C11K2UUqR9Ab", {"id"}),
         ("This is request 41 of today", "This is request 42 of today", {"number"}),
     ],
 )
@@ -72,6 +86,20 @@ def test_texts_that_differ_in_something_volatile_have_one_form(one: str, other: 
     assert first.text == second.text
     assert first.values.keys() == second.values.keys()
     assert {kind for kind in first.values if first.values[kind] != second.values[kind]} == kinds
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Use the tool look_at_every_file", "Use the tool look_at_another_file"),
+        ("internationalization", "interoperabilities__"),
+        ("Answer in May", "Answer in March"),
+        ("It is 10:05 in LIGHT", "It is 10:05 in NIGHT"),
+    ],
+)
+def test_other_words_are_other_texts(one: str, other: str) -> None:
+    """What a person wrote is not taken for an id or a time."""
+    assert volatile_form(one).text != volatile_form(other).text
 
 
 @given(st.text(max_size=300))
