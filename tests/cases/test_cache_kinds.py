@@ -2,6 +2,7 @@
 # pyright: basic
 
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,9 @@ from tests.fakes.live_service import LiveService, live_service, until
 from tests.fakes.tiny_llama import make_tiny_llama
 from tests.worker.tiny_models import make_tiny_model
 
-KINDS = ("gemma3_text", "gpt_oss", "qwen3_next", "lfm2", "mamba2", "deepseek_v3")
-"""A window, a window with sinks, a recurrent hybrid, short convolutions, nothing but state, a latent cache."""
-
-UNCUTTABLE = frozenset(KINDS) - {"deepseek_v3"}
+KINDS = ("gemma3_text", "gpt_oss", "qwen3_next", "lfm2", "mamba2", "deepseek_v3", "llama4", "falcon_h1")
+"""A window, a window with sinks, a recurrent hybrid, short convolutions, nothing but state, a latent cache, chunks, and
+lists of state beside keys and values."""
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +74,30 @@ def test_k03_every_cache_kind_is_reused_and_never_wrong(kinds: dict[str, Path]) 
                         assert restored.cached_tokens >= (len(asked) - 6) // 16 * 16, (family, length, name)
                 reuse = client.get(f"/v1/models/{family}").json()["mlxd"]["prefix_reuse"]
             assert reuse == {"available": True, "reason": ""}
+
+
+def test_k03_a_kind_of_cache_that_nobody_knows(script_model: Path, tmp_path: Path) -> None:
+    """K03: it is not reused, which is said once in the log and in the model's description; its answers are those of
+    the model that keeps the same in a known one, and each is explained."""
+    folder = make_tiny_llama(script_model, tmp_path / "a")
+    command = [sys.executable, "-P", "-m", "tests.fakes.novel_cache_worker"]
+    prompt = tokens_of(600, seed=5)
+    with live_service({"tiny": folder}) as service, service.client() as client:
+        known = complete(client, "tiny", prompt)
+    with live_service({"tiny": folder}, settings_toml=f"worker_command = {command!r}") as service:
+        with service.client() as client:
+            for _ in range(3):
+                answer = complete(client, "tiny", prompt)
+                assert (answer.text, answer.cached_tokens) == (known.text, 0)
+            last = client.post(COMPLETIONS, json={"model": "tiny", "prompt": prompt, "max_tokens": 1}).json()["id"]
+            assert client.get(f"/v1/requests/{last}/explain").json()["reason"] == "off"
+            reuse = client.get("/v1/models/tiny").json()["mlxd"]["prefix_reuse"]
+        assert reuse["available"] is False
+        assert "SpiralKVCache" in reuse["reason"]
+        said = [line for line in service.log.splitlines() if "prefix_reuse_off" in line]
+        assert len(said) == 1
+        assert "SpiralKVCache" in said[0]
+        assert service.stored_blocks() == 0
 
 
 def test_k04_other_weights_under_one_name(script_model: Path, tmp_path: Path) -> None:
