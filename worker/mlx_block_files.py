@@ -35,8 +35,8 @@ _DTYPES = {
 def write_block(path: str, block: Block[KVArrays], tokens: int, metadata: dict[str, str]) -> None:
     """Write the first `tokens` tokens of a block as safetensors. Any thread: the arrays are evaluated already.
 
-    They are on the disk then. The cachestore flushes what it publishes, too: that waits for nothing then, and so does
-    nobody else who asks it meanwhile.
+    They are on the disk then. The cachestore flushes what it publishes, too, on the thread that answers everybody's
+    lookups: after this, that takes no time.
     """
     arrays = {name: _first_tokens(array, tokens) for name, array in block.payload.items()}
     for after, state in block.states.items():

@@ -7,6 +7,7 @@ conversation, every third conversation sends one request twice, every second one
 point on (an edit, a compaction), and one conversation of each key rests in the middle until the end of the day.
 """
 
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,8 +31,8 @@ class TraceShape:
     """How much happens. Token counts are averages."""
 
     keys: int = 2
-    conversations_per_key: int = 6
-    at_a_time: int = 2
+    conversations_per_key: int = 8
+    at_a_time: int = 4
     system_tokens: int = 3000
     title_system_tokens: int = 180
     question_tokens: int = 200
@@ -106,6 +107,24 @@ def needed_tokens(trace: Sequence[Asked]) -> int:
             digest = hash((digest, token))
             seen.add((asked.scope, digest))
     return len(seen)
+
+
+def working_set_tokens(trace: Sequence[Asked]) -> int:
+    """The most of these tokens that were asked at one moment and will be asked again later: what RAM would have to
+    hold for nothing to be computed twice."""
+    first: dict[tuple[bytes, int], int] = {}
+    last: dict[tuple[bytes, int], int] = {}
+    for number, asked in enumerate(trace):
+        digest = 0
+        for token in asked.prompt + asked.answer:
+            digest = hash((digest, token))
+            first.setdefault((asked.scope, digest), number)
+            last[asked.scope, digest] = number
+    changes = [0] * len(trace)
+    for key, number in first.items():
+        changes[number] += 1
+        changes[last[key]] -= 1
+    return max(itertools.accumulate(changes))
 
 
 def _key(shape: TraceShape, words: _Words, number: int) -> _Key:

@@ -4,12 +4,14 @@
 Restored bytes a second by the worker's own way (lookup, lease, map, evaluate, release; a real cachestore process)
 against `mx.load` and `mx.eval` of the very same files. Wanted: at least 70 %.
 
-Four cases: files in the page cache or dropped from it, and files that were verified in this run of the cachestore or
-are verified while they are read, as every file is once after each start.
+Cases: files in the page cache or dropped from it; files that were verified in this run of the cachestore or are
+verified while they are read, as every file is once after each start; memory that is fresh from the system, as while a
+cache grows, or (files in the page cache) left from the last read, as when blocks were evicted for these.
 """
 
 import argparse
 import ctypes
+import itertools
 import os
 import queue
 import sys
@@ -45,6 +47,7 @@ _ALWAYS_RESTORE = 1e-6
 _STORE_SECONDS = 60.0
 
 Pages = Literal["cached", "dropped"]
+Memory = Literal["fresh", "kept"]
 Verification = Literal["verified", "first read"]
 
 
@@ -89,7 +92,6 @@ class Restoring:
 
     def leased_bytes_per_second(self) -> float:
         """From asking to arrays that are evaluated, as a request waits for it."""
-        give_memory_back()
         started = time.perf_counter()
         self._cold.fetch(PrefixFetch(self._prepared, 0, 0, _ALWAYS_RESTORE))
         answer = self._answers.get(timeout=_STORE_SECONDS)
@@ -117,7 +119,6 @@ class Restoring:
         return self._plain_thread.submit(self._read_plainly).result()
 
     def _read_plainly(self) -> float:
-        give_memory_back()
         loaded: list[KVArrays] = []
         started = time.perf_counter()
         for path in self.paths:
@@ -163,8 +164,8 @@ class Restoring:
 def give_memory_back() -> None:
     """All that is free, to the system, so that either way gets fresh pages.
 
-    Else what a read costs depends on how much the C library happens to have kept of the last one, for which thread:
-    page faults are half of the time when the files are in the page cache.
+    Emptying MLX's cache alone is not enough: what a read costs would depend on how much the C library happens to have
+    kept of the last one, for which thread. Page faults are half of the time when the files are in the page cache.
     """
     mx.clear_cache()
     if sys.platform == "linux":
@@ -182,15 +183,25 @@ def drop_pages(paths: Sequence[Path]) -> None:
 
 
 def measure(
-    store: RunningCachestore, restoring: Restoring, pages: Pages, verification: Verification, repeats: int
+    store: RunningCachestore,
+    restoring: Restoring,
+    memory: Memory,
+    pages: Pages,
+    verification: Verification,
+    repeats: int,
 ) -> tuple[list[float], list[float]]:
     """Bytes a second, plain and leased, taken in turn."""
     plain: list[float] = []
     leased: list[float] = []
 
-    def read_plainly() -> None:
+    def prepare() -> None:
         if pages == "dropped":
             drop_pages(restoring.paths)
+        if memory == "fresh":
+            give_memory_back()
+
+    def read_plainly() -> None:
+        prepare()
         plain.append(restoring.plain_bytes_per_second())
 
     def read_leased() -> None:
@@ -198,8 +209,7 @@ def measure(
             store.stop()
             store.start()
             restoring.connect_again()
-        if pages == "dropped":
-            drop_pages(restoring.paths)
+        prepare()
         leased.append(restoring.leased_bytes_per_second())
 
     restoring.leased_bytes_per_second()
@@ -218,9 +228,10 @@ def main() -> None:
     parser.add_argument("--picture", action="store_true", help=f"also write {PICTURE.name} beside this file")
     arguments = parser.parse_args()
     print_head("restored bytes a second through the cachestore, against mx.load of the same files")
-    pages: list[Pages] = ["cached"]
+    cases: list[tuple[Memory, Pages]] = [("kept", "cached"), ("fresh", "cached")]
     if hasattr(os, "posix_fadvise"):
-        pages.append("dropped")
+        cases.append(("fresh", "dropped"))
+    verifications: tuple[Verification, ...] = ("verified", "first read")
     rows: list[list[str]] = []
     groups: list[str] = []
     bars: dict[str, list[float]] = {"mlxd": [], "mx.load": []}
@@ -228,17 +239,16 @@ def main() -> None:
         for seed, shape in enumerate(SHAPES):
             restoring = Restoring(store, shape, seed)
             size_mb = sum(path.stat().st_size for path in restoring.paths) / 1e6
-            for held in pages:
-                for verification in ("verified", "first read"):
-                    plain, leased = measure(store, restoring, held, verification, arguments.repeats)
-                    plain_gb, leased_gb = (spread([rate / 1e9 for rate in rates]) for rates in (plain, leased))
-                    share = leased_gb.median / plain_gb.median
-                    case = f"{shape.name}, {size_mb:.0f} MB; {held}, {verification}"
-                    verdict = "yes" if share >= WANTED_SHARE else "no"
-                    rows.append([case, plain_gb.text(), leased_gb.text(), f"{share:.0%}", verdict])
-                    groups.append(f"{shape.name}\n{held}\n{verification}")
-                    bars["mx.load"].append(plain_gb.median)
-                    bars["mlxd"].append(leased_gb.median)
+            for (memory, held), verification in itertools.product(cases, verifications):
+                plain, leased = measure(store, restoring, memory, held, verification, arguments.repeats)
+                plain_gb, leased_gb = (spread([rate / 1e9 for rate in rates]) for rates in (plain, leased))
+                share = leased_gb.median / plain_gb.median
+                case = f"{shape.name}, {size_mb:.0f} MB; {held}, {verification}, {memory} memory"
+                verdict = "yes" if share >= WANTED_SHARE else "no"
+                rows.append([case, plain_gb.text(), leased_gb.text(), f"{share:.0%}", verdict])
+                groups.append(f"{shape.name}\n{held}, {verification}\n{memory} memory")
+                bars["mx.load"].append(plain_gb.median)
+                bars["mlxd"].append(leased_gb.median)
             restoring.close()
     columns = ["case", "mx.load GB/s", "mlxd GB/s", "share", f">= {WANTED_SHARE:.0%}"]
     print_table(f"median (least-most) of {arguments.repeats}", columns, rows)

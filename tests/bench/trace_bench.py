@@ -7,8 +7,11 @@ The trace is `agent_trace`'s. It goes through the worker's own PrefixCache and P
 the engine is a stand-in, which cuts zeros. KV is scaled down to a 64th of SmolLM2's in float32; bytes are told at full
 size. Wanted: second-touch writes at least 5 times fewer bytes than through, at a hit rate within 2 points.
 
-A run differs in how much is hot (all that is ever asked, or a quarter of it) and in what happens at half time: nothing,
-a clean stop (the model leaves memory and writes what only RAM had) or SIGKILL (what only RAM had is lost).
+A run differs in how much RAM holds (all that is ever asked, a quarter of that, or a quarter of the working set: what
+was asked and will be asked again) and in what happens at half time: nothing, a clean stop (the model leaves memory and
+writes what only RAM had) or SIGKILL (what only RAM had is lost). Bytes are told until the end of the day, and with what
+a clean stop writes then. *Read again* is the part of them that some later request read: a policy that knew the future
+would write only this, and none finds as much that writes less.
 """
 
 import argparse
@@ -22,10 +25,10 @@ from typing import Literal, NamedTuple
 import mlx.core as mx
 
 from protocol.generation import CacheUse, Generate, Pin, TokenPrompt
-from protocol.ids import BLOCK_TOKENS, BlockKey, RequestId
+from protocol.ids import BLOCK_TOKENS, GRAIN_TOKENS, BlockKey, Grain, RequestId
 from protocol.launch import PersistPolicy
 from protocol.sampling import Sampling
-from tests.bench.agent_trace import Asked, TraceShape, agent_trace, needed_tokens
+from tests.bench.agent_trace import Asked, TraceShape, agent_trace, needed_tokens, working_set_tokens
 from tests.bench.measuring import print_head, print_table, save_bars, versions
 from tests.bench.running_cachestore import RunningCachestore, running_cachestore
 from worker import hashing
@@ -45,15 +48,17 @@ BYTES_PER_TOKEN = 2 * 4 * WIDTH
 PREFILL_TOKENS_PER_SECOND = 250.0
 _ANSWER_SECONDS = 30.0
 
-Hot = Literal["everything", "a quarter"]
+Hot = Literal["the day", "1/4 of the day", "1/4 of the working set"]
 HalfTime = Literal["nothing", "clean stop", "SIGKILL"]
 
 POLICIES: tuple[PersistPolicy, ...] = ("second-touch", "through", "off")
 CASES: tuple[tuple[Hot, HalfTime, tuple[PersistPolicy, ...]], ...] = (
-    ("everything", "nothing", POLICIES),
-    ("a quarter", "nothing", POLICIES),
-    ("everything", "clean stop", POLICIES[:2]),
-    ("everything", "SIGKILL", POLICIES),
+    ("the day", "nothing", POLICIES[:2]),
+    ("the day", "clean stop", POLICIES),
+    ("the day", "SIGKILL", POLICIES),
+    ("1/4 of the day", "SIGKILL", POLICIES),
+    ("1/4 of the working set", "clean stop", POLICIES),
+    ("1/4 of the working set", "SIGKILL", POLICIES),
 )
 
 
@@ -65,6 +70,8 @@ class Outcome(NamedTuple):
     disk_tokens: int
     requests: int
     written_bytes: int
+    leaving_bytes: int
+    read_again_share: float
     published: int
     misses: Counter[str]
 
@@ -74,11 +81,14 @@ class Outcome(NamedTuple):
 
 
 class CountedDisk:
-    """The worker's ColdCache, and how many answers it owes."""
+    """The worker's ColdCache, how many answers it owes, and what of it was written and read."""
 
     def __init__(self, store: RunningCachestore, fingerprint: str) -> None:
         self.answers: queue.SimpleQueue[BlocksFetched[KVArrays] | BlockStored] = queue.SimpleQueue()
         self.owed = 0
+        self._bytes: dict[BlockKey, int] = {}
+        self._holder: dict[Grain, BlockKey] = {}
+        self._read: set[BlockKey] = set()
         self._cold: ColdCache[KVArrays] = ColdCache(
             connect=store.connect,
             fingerprint=fingerprint,
@@ -96,7 +106,21 @@ class CountedDisk:
     def store(self, block: Block[KVArrays]) -> bool:
         is_taken = self._cold.store(block)
         self.owed += is_taken
+        if is_taken:
+            key = BlockKey(block.grains[-1])
+            self._bytes[key] = len(block.grains) * GRAIN_TOKENS * BYTES_PER_TOKEN
+            self._holder |= dict.fromkeys(block.grains, key)
         return is_taken
+
+    def was_read(self, blocks: Sequence[Block[KVArrays]]) -> None:
+        """A part of a block is read with all of it."""
+        self._read |= {self._holder[block.grains[-1]] for block in blocks}
+
+    @property
+    def read_again_share(self) -> float:
+        """The part of the bytes written so far that was read."""
+        written_bytes = sum(self._bytes.values())
+        return sum(self._bytes[key] for key in self._read) / written_bytes if written_bytes else 0.0
 
     def pin(self, keys: Sequence[BlockKey], owner: str, pin: Pin) -> None:
         self._cold.pin(keys, owner, pin)
@@ -168,13 +192,19 @@ class Replay:
     def close(self) -> None:
         self._disk.stop()
 
-    def outcome(self, written_bytes: int, published: int) -> Outcome:
+    @property
+    def read_again_share(self) -> float:
+        return self._disk.read_again_share
+
+    def outcome(self, *, written_bytes: int, leaving_bytes: int, read_again_share: float, published: int) -> Outcome:
         return Outcome(
             prompt_tokens=self._prompt_tokens,
             ram_tokens=self._ram_tokens,
             disk_tokens=self._disk_tokens,
             requests=self._requests,
             written_bytes=written_bytes,
+            leaving_bytes=leaving_bytes,
+            read_again_share=read_again_share,
             published=published,
             misses=self._misses + self._cache.misses,
         )
@@ -189,6 +219,7 @@ class Replay:
             answer = self._disk.answers.get(timeout=_ANSWER_SECONDS)
             self._disk.owed -= 1
             if isinstance(answer, BlocksFetched):
+                self._disk.was_read(answer.blocks)
                 self._cache.fetched(answer.request_id, answer.blocks, answer.outcome)
             elif answer.outcome == "durable":
                 self._cache.became_durable(answer.key)
@@ -212,8 +243,8 @@ class Replay:
 
 def replay(
     store: RunningCachestore, trace: Sequence[Asked], policy: PersistPolicy, budget_bytes: int, half_time: HalfTime
-) -> tuple[Outcome, int]:
-    """What it did, and how many bytes more are written when the model leaves memory afterwards."""
+) -> Outcome:
+    """What it did, until the end of the day and at a clean stop then."""
     # A model of its own for each replay, so that none finds another's blocks.
     fingerprint = hashing.root(f"{policy} {budget_bytes} {half_time}", b"").digest.hex()
     before = store.books()
@@ -223,10 +254,16 @@ def replay(
             cache.half_time(half_time)
         cache.ask(asked)
     after = store.books()
-    outcome = cache.outcome(after.written_bytes - before.written_bytes, after.published - before.published)
+    read_again_share = cache.read_again_share
     cache.leave()
+    outcome = cache.outcome(
+        written_bytes=after.written_bytes - before.written_bytes,
+        leaving_bytes=store.books().written_bytes - after.written_bytes,
+        read_again_share=read_again_share,
+        published=after.published - before.published,
+    )
     cache.close()
-    return outcome, store.books().written_bytes - after.written_bytes
+    return outcome
 
 
 def main() -> None:
@@ -236,46 +273,50 @@ def main() -> None:
     arguments = parser.parse_args()
     print_head("bytes written and tokens found again, by persist policy, on a replayed trace of agents")
     trace = agent_trace(TraceShape(), arguments.seed)
-    different = needed_tokens(trace)
+    different, working_set = needed_tokens(trace), working_set_tokens(trace)
     kinds = Counter(asked.kind for asked in trace)
     prompt_tokens = sum(len(asked.prompt) for asked in trace)
     print(f"{len(trace)} requests ({', '.join(f'{count} {kind}' for kind, count in kinds.most_common())}),")
     print(
-        f"{prompt_tokens:,} prompt tokens, {different:,} different tokens, longest prompt "
+        f"{prompt_tokens:,} prompt tokens, {different:,} different tokens, working set {working_set:,}, longest prompt "
         f"{max(len(asked.prompt) for asked in trace):,}",
         flush=True,
     )
     budgets: dict[Hot, int] = {
-        "everything": 2 * different * BYTES_PER_TOKEN,
-        "a quarter": different * BYTES_PER_TOKEN // 4,
+        "the day": 2 * different * BYTES_PER_TOKEN,
+        "1/4 of the day": different * BYTES_PER_TOKEN // 4,
+        "1/4 of the working set": working_set * BYTES_PER_TOKEN // 4,
     }
     rows: list[list[str]] = []
     groups: list[str] = []
     bars: dict[PersistPolicy, list[float]] = {policy: [] for policy in POLICIES[:2]}
     with running_cachestore() as store:
         for hot, half_time, policies in CASES:
-            outcomes: dict[PersistPolicy, tuple[Outcome, int]] = {
+            outcomes: dict[PersistPolicy, Outcome] = {
                 policy: replay(store, trace, policy, budgets[hot], half_time) for policy in policies
             }
-            through = outcomes["through"][0]
-            for policy, (outcome, leaving_bytes) in outcomes.items():
-                rows.append(_row(hot, half_time, policy, outcome, leaving_bytes, through))
+            for policy, outcome in outcomes.items():
+                rows.append(_row(hot, half_time, policy, outcome, outcomes["through"]))
                 if policy in bars:
                     bars[policy].append(_full_mb(outcome.written_bytes) / outcome.requests)
-            groups.append(f"{hot} hot\nhalf time: {half_time}")
+            groups.append(f"RAM: {hot}\nhalf time: {half_time}")
     columns = [
-        "hot; half time; policy",
-        "MB a request",
-        "through /",
+        "RAM holds; half time; policy",
+        "MB",
+        "fewer",
+        "read again",
+        "MB, left",
+        "fewer",
         "hit rate",
         "points",
         "from disk",
-        "files",
-        "leaving",
     ]
-    print_table("MB at full size (46 KB of KV a token)", columns, rows)
-    print("through /: how many times fewer bytes than through; points: hit rate minus through's; leaving: MB a request")
-    print("more when the model leaves memory at the end of the day and writes what only RAM has.")
+    print_table("MB a request at full size (46 KB of KV a token)", columns, rows)
+    print(
+        "MB: until the end of the day; left: and with what is written when the model leaves memory then. fewer: times"
+    )
+    print("fewer than through. read again: of the bytes of the day, what some request read. points: hit rate minus")
+    print("through's. from disk: tokens of prompts that came from there.")
     if arguments.picture:
         named = {str(policy): values for policy, values in bars.items()}
         save_bars(
@@ -283,20 +324,23 @@ def main() -> None:
         )
 
 
-def _row(
-    hot: Hot, half_time: HalfTime, policy: PersistPolicy, outcome: Outcome, leaving_bytes: int, through: Outcome
-) -> list[str]:
-    fewer = through.written_bytes / outcome.written_bytes if outcome.written_bytes else 0.0
+def _row(hot: Hot, half_time: HalfTime, policy: PersistPolicy, outcome: Outcome, through: Outcome) -> list[str]:
+    left_bytes, through_left_bytes = (one.written_bytes + one.leaving_bytes for one in (outcome, through))
     return [
         f"{hot}; {half_time}; {policy}",
         f"{_full_mb(outcome.written_bytes) / outcome.requests:.1f}",
-        f"{fewer:.1f}x" if fewer else "-",
+        _times(through.written_bytes, outcome.written_bytes),
+        f"{outcome.read_again_share:.0%}",
+        f"{_full_mb(left_bytes) / outcome.requests:.1f}",
+        _times(through_left_bytes, left_bytes),
         f"{outcome.hit_rate:.1%}",
         f"{(outcome.hit_rate - through.hit_rate) * 100:+.1f}",
         f"{outcome.disk_tokens / outcome.prompt_tokens:.1%}",
-        f"{outcome.published}",
-        f"{_full_mb(leaving_bytes) / outcome.requests:.1f}",
     ]
+
+
+def _times(more_bytes: int, fewer_bytes: int) -> str:
+    return f"{more_bytes / fewer_bytes:.1f}x" if fewer_bytes else "-"
 
 
 def _full_mb(scaled_bytes: int) -> float:
