@@ -148,7 +148,7 @@ class Dispatch:
         return await self._asked_for_books("ready and draining", _ORDERS_SECONDS)
 
     async def fresh_status(self) -> ServiceStatus:
-        """The status after every ready process was asked for its books; those of a busy one may be its last."""
+        """The status after every ready process was asked for its books; those of a busy or held one may be its last."""
         await self._asked_for_books("ready", _FRESH_BOOKS_SECONDS)
         return self.status()
 

@@ -14,11 +14,13 @@ class FreshBooks:
         self._wanted: list[BooksWanted] = []
 
     async def want(self, wanted: BooksWanted, fleet: Fleet, socket: WorkerSocket) -> None:
-        """Ask every process that is meant."""
+        """Ask every process that is meant. One that is known to be held is not asked for its books alone: it would not
+        answer, and what is asked of it piles up in its socket."""
         meant = Ready if wanted.whose == "ready" else (Ready, Draining)
         for model in fleet.models:
             state = fleet.state(model)
-            if isinstance(state, meant):
+            is_in_vain = wanted.whose == "ready" and fleet.is_suspended(model)
+            if isinstance(state, meant) and not is_in_vain:
                 wanted.asked[await socket.ping_if_there(state.incarnation)] = state.incarnation
         self._wanted.append(wanted)
         self._settle()

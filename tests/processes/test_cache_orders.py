@@ -75,6 +75,26 @@ async def test_it_is_known_whether_orders_were_followed(
         assert await asked == "followed"
 
 
+async def test_nobody_asks_a_held_process_for_its_books(
+    runtime_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last ones are shown at once, and when it goes on it finds no heap of old questions."""
+    monkeypatch.setattr("gateway.dispatch._FRESH_BOOKS_SECONDS", DEADLINE_SECONDS)
+    async with serving(settings_for(runtime_directory)) as dispatch:
+        await submit(dispatch, MODEL).end()
+        await dispatch.fresh_status()
+        pid = status_of(dispatch, MODEL).pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await until(lambda: status_of(dispatch, MODEL).held_reason is not None)
+            async with asyncio.timeout(DEADLINE_SECONDS / 2):
+                (held,) = (await dispatch.fresh_status()).models
+            assert held.books is not None
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
 async def test_a_budget_outlives_the_process(runtime_directory: Path) -> None:
     """Set before the first load it holds from that load on; set later, also for the process after a crash."""
     async with serving(settings_for(runtime_directory)) as dispatch:
