@@ -24,6 +24,7 @@ from protocol.blocks import (
     Published,
     Stage,
     Staged,
+    StillHeld,
 )
 from protocol.framing import MalformedMessage
 from protocol.ids import BlockKey, Grain
@@ -41,6 +42,7 @@ class Daemon:
         self.directory = directory
         self.runtime_directory = runtime_directory
         self.process = spawn(directory, runtime_directory)
+        self.looks = 0
         self.peer: Peer[BlockReply, BlockRequest] = Peer(
             cachestore_socket(runtime_directory),
             b"worker:1",
@@ -52,7 +54,10 @@ class Daemon:
         deadline = time.monotonic() + DEADLINE_SECONDS
         while time.monotonic() < deadline:
             for reply in self.peer.receive(0.5):
-                return reply
+                if isinstance(reply, StillHeld):
+                    self.looks += 1
+                else:
+                    return reply
         raise AssertionError("no reply")
 
     def store(self, grains: tuple[Grain, ...], number: int) -> BlockReply | MalformedMessage:
@@ -119,6 +124,35 @@ def test_what_was_published_survives_sigkill(daemon, tmp_path, runtime_directory
         assert stale == Declined(call_id=2, reason="lease")
     finally:
         again.close()
+
+
+def test_leases_end_with_their_peer_and_not_before(daemon, runtime_directory):
+    """A peer that is gone without a word holds nothing a moment later; one that lives and is silent keeps its lease."""
+    grains = chain("a", 16)
+    assert isinstance(daemon.store(grains, 0), Published)
+    assert daemon.found(grains) == [16]  # and not given back
+    stranger: Peer[BlockReply, BlockRequest] = Peer(
+        cachestore_socket(runtime_directory),
+        b"worker:2",
+        BlockReply,  # type: ignore[arg-type]
+    )
+    stranger.send(Stage(call_id=1, fingerprint=FINGERPRINT, key=BlockKey(b"k" * 16), file_bytes=1000))
+    [staged] = stranger.receive(DEADLINE_SECONDS)
+    assert isinstance(staged, Staged)
+    assert leases(daemon) == 2
+    stranger.close()
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while leases(daemon) > 1 or not daemon.looks:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)  # between two looks at a process
+    assert leases(daemon) == 1
+    assert not Path(staged.path).exists()
+
+
+def leases(daemon: Daemon) -> int:
+    described = daemon.ask(Describe(call_id=1))
+    assert isinstance(described, Described)
+    return described.leases
 
 
 def test_it_ends_cleanly_when_its_parent_does(daemon):
