@@ -335,7 +335,7 @@ class ColdCache(Generic[Payload]):
             return FetchOutcome("" if blocks else "absent")
         file_bytes = sum(block.file_bytes for block in found.blocks)
         restore_seconds = file_bytes / self.read_bytes_per_second
-        compute_seconds = gained / fetch.prefill_tokens_per_second
+        compute_seconds = fetch.prefill.seconds(gained, held)
         if restore_seconds > compute_seconds:
             return FetchOutcome(
                 "disk_slower",

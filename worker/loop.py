@@ -198,7 +198,7 @@ class StepLoop(Generic[Payload]):
         answer = RowAnswer(request_id, prepared.answer.parser(), self._new_call_id)
         detokenizer = self._make_detokenizer()
         self._rows[request_id] = _Row(prepared=prepared, detokenizer=detokenizer, stops=stops, answer=answer)
-        waits = self._cache.prefetch(prepared, self._scheduler.rate_tokens_per_second)
+        waits = self._cache.prefetch(prepared, self._scheduler.costs.prefill)
         self._scheduler.add(
             Sequence(
                 request_id=request_id,
@@ -369,7 +369,7 @@ class StepLoop(Generic[Payload]):
         row.prepared = resumed(row.prepared, self._engine.token_ids(request_id), row.drawn)
         row.is_open = False
         self._engine.drop([request_id])
-        waits = self._cache.prefetch(row.prepared, self._scheduler.rate_tokens_per_second)
+        waits = self._cache.prefetch(row.prepared, self._scheduler.costs.prefill)
         self._scheduler.preempted(request_id, self._clock() + FETCH_DEADLINE_SECONDS if waits else None)
 
     def _prefill(self, step: Prefill) -> None:

@@ -12,6 +12,7 @@ from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 from protocol.generation import CacheReport, Pin, PinnedPrefix
 from protocol.ids import BLOCK_TOKENS, GRAIN_TOKENS, BlockKey, RequestId
 from protocol.launch import PersistPolicy
+from worker.cost_model import PrefillCost
 from worker.hashing import block_key, grains
 from worker.prefix_index import Block, Match, PrefixIndex, State
 from worker.sequence import Prepared
@@ -28,12 +29,12 @@ _REMEMBERED_EVICTIONS = 8192
 @dataclass(frozen=True)
 class Fetch(Generic[Payload]):
     """What to ask of the disk for one prompt: all beyond its first `hot_blocks` blocks and `hot_tokens` tokens, if
-    reading that is faster than computing it at `prefill_tokens_per_second`."""
+    reading that is faster than computing it at the cost of `prefill`."""
 
     prepared: Prepared
     hot_blocks: int
     hot_tokens: int
-    prefill_tokens_per_second: float
+    prefill: PrefillCost
 
 
 class FetchOutcome(NamedTuple):
@@ -114,7 +115,7 @@ class PrefixCache(Generic[Payload]):
         self._evicted: OrderedDict[BlockKey, None] = OrderedDict()
         self._unwritten = Unwritten()
         self._pins: dict[tuple[str, str], _Pinned] = {}
-        self._prefill_tokens_per_second: float | None = None
+        self._prefill: PrefillCost | None = None
         self.misses: Counter[str] = Counter()
 
     # --- books -----------------------------------------------------------------------------------------------------
@@ -156,9 +157,9 @@ class PrefixCache(Generic[Payload]):
 
     # --- before a request runs -------------------------------------------------------------------------------------
 
-    def prefetch(self, prepared: Prepared, prefill_tokens_per_second: float) -> bool:
+    def prefetch(self, prepared: Prepared, prefill: PrefillCost) -> bool:
         """Ask the disk for what RAM lacks of this prompt. False when there is nothing to wait for."""
-        self._prefill_tokens_per_second = prefill_tokens_per_second
+        self._prefill = prefill
         if not self._is_on:
             return False
         hot = self._match(prepared)
@@ -171,7 +172,7 @@ class PrefixCache(Generic[Payload]):
             return False
         owner = prepared.request.cache.owner
         self._fetching.setdefault(prepared.request_id, _Fetching(owner)).answers += 1
-        self._cold.fetch(Fetch(prepared, hot.whole_blocks, hot.tokens, prefill_tokens_per_second))
+        self._cold.fetch(Fetch(prepared, hot.whole_blocks, hot.tokens, prefill))
         return True
 
     def fetched(self, request_id: RequestId, blocks: Sequence[Block[Payload]], outcome: FetchOutcome) -> None:
@@ -466,7 +467,7 @@ class PrefixCache(Generic[Payload]):
         return is_taken
 
     def _is_slower_to_read(self, block: Block[Payload]) -> bool:
-        if self._prefill_tokens_per_second is None:
+        if self._prefill is None:
             return False
         read_seconds = block.size_bytes / self._cold.read_bytes_per_second
-        return read_seconds > len(block.token_ids) / self._prefill_tokens_per_second
+        return read_seconds > self._prefill.seconds(len(block.token_ids), block.start)

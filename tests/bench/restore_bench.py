@@ -32,6 +32,7 @@ from tests.bench.measuring import print_head, print_table, save_bars, spread, ve
 from tests.bench.running_cachestore import RunningCachestore, running_cachestore
 from worker import hashing
 from worker.cold_cache import ColdCache
+from worker.cost_model import PrefillCost
 from worker.messages import BlocksFetched, BlockStored
 from worker.mlx_block_files import BlockFile, write_block
 from worker.mlx_blocks import KVArrays, block_bytes
@@ -42,7 +43,7 @@ from worker.sequence import Prepared
 FINGERPRINT = "b" * 32
 WANTED_SHARE = 0.7
 PICTURE = Path(__file__).parent / "pictures" / "restore.png"
-_ALWAYS_RESTORE = 1e-6
+_ALWAYS_RESTORE = PrefillCost(fixed=0.0, token=1e6, attention=0.0)
 """A prefill rate, in tokens a second, that no disk is slower than."""
 _STORE_SECONDS = 60.0
 

@@ -33,6 +33,7 @@ from tests.bench.measuring import print_head, print_table, save_bars, versions
 from tests.bench.running_cachestore import RunningCachestore, running_cachestore
 from worker import hashing
 from worker.cold_cache import ColdCache
+from worker.cost_model import PrefillCost
 from worker.messages import BlocksFetched, BlockStored
 from worker.mlx_block_files import BlockFile, write_block
 from worker.mlx_blocks import KVArrays, block_bytes
@@ -45,7 +46,7 @@ SCALE = 64
 WIDTH = 90
 BYTES_PER_TOKEN = 2 * 4 * WIDTH
 """Keys and values in float32: a 64th of the 46,080 bytes that a token of SmolLM2-135M takes."""
-PREFILL_TOKENS_PER_SECOND = 250.0
+PREFILL = PrefillCost(fixed=0.0, token=0.004, attention=0.0)
 _ANSWER_SECONDS = 30.0
 
 Hot = Literal["the day", "1/4 of the day", "1/4 of the working set"]
@@ -160,7 +161,7 @@ class Replay:
     def ask(self, asked: Asked) -> None:
         """One request, from its fetch to the last block it sends to disk."""
         prepared = self._prepared(asked)
-        if self._cache.prefetch(prepared, PREFILL_TOKENS_PER_SECOND):
+        if self._cache.prefetch(prepared, PREFILL):
             self._settle()
         match, report = self._cache.use(prepared)
         self._requests += 1

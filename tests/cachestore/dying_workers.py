@@ -29,6 +29,7 @@ from protocol.sampling import Sampling
 from protocol.sockets import Peer
 from worker import hashing
 from worker.cold_cache import ColdCache
+from worker.cost_model import PrefillCost
 from worker.messages import BlocksFetched, BlockStored
 from worker.prefix_cache import Fetch
 from worker.prefix_index import Block
@@ -44,7 +45,7 @@ LATER_SLOTS = (1, 2, 3)
 """What it writes then: two whole blocks, of which the first supersedes that tail, and a tail."""
 
 _WIDTH = 8
-_ALWAYS_RESTORE = 1e-6
+ALWAYS_RESTORE = PrefillCost(fixed=0.0, token=1e6, attention=0.0)
 _ANSWER_SECONDS = 20.0
 _UNFINISHED_BYTES = (0, 1, 8, 300)
 
@@ -186,7 +187,7 @@ def work(runtime_directory: Path, number: int) -> None:
     for slot in FIRST_SLOTS:
         _store(cold, answers, number, slot)
     steps.begin()
-    cold.fetch(Fetch(prepared(number), 0, 0, _ALWAYS_RESTORE))
+    cold.fetch(Fetch(prepared(number), 0, 0, ALWAYS_RESTORE))
     fetched = answers.get(timeout=_ANSWER_SECONDS)
     assert isinstance(fetched, BlocksFetched), fetched
     assert len(fetched.blocks) == len(FIRST_SLOTS), fetched.outcome

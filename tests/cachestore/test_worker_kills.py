@@ -15,6 +15,7 @@ from protocol.blocks import Describe, Described
 from protocol.ids import BLOCK_TOKENS
 from tests.cachestore.block_files import open_service
 from tests.cachestore.dying_workers import (
+    ALWAYS_RESTORE,
     FINGERPRINT,
     FIRST_SLOTS,
     LATER_SLOTS,
@@ -69,7 +70,7 @@ def read(runtime_directory: Path, numbers: list[int]) -> dict[int, BlocksFetched
     cold.start()
     found: dict[int, BlocksFetched] = {}
     for number in numbers:
-        cold.fetch(Fetch(prepared(number), 0, 0, 1e-6))
+        cold.fetch(Fetch(prepared(number), 0, 0, ALWAYS_RESTORE))
         found[number] = answers.get(timeout=20.0)
     assert cold.stop(20.0) == 0
     return found

@@ -45,6 +45,7 @@ from tests.fakes.fake_store import Answer, FakeStore
 from tests.worker.parts import FINGERPRINT, chain_of_blocks, prepared
 from worker.chain_reading import BlockDamaged
 from worker.cold_cache import ColdCache
+from worker.cost_model import PrefillCost
 from worker.messages import BlocksFetched, BlockStored
 from worker.mlx_block_files import BlockFile, write_block
 from worker.prefix_cache import Fetch as PrefixFetch
@@ -104,7 +105,7 @@ class Worker:
         self.written.append(path)
 
     def fetch(self, token_ids: list[int], hot_blocks: int = 0, hot_tokens: int = 0) -> BlocksFetched[Kv]:
-        self.cache.fetch(PrefixFetch(prepared("r", token_ids), hot_blocks, hot_tokens, 1.0))
+        self.cache.fetch(PrefixFetch(prepared("r", token_ids), hot_blocks, hot_tokens, computing(1)))
         fetched = self.delivered.get(timeout=DEADLINE_SECONDS)
         assert isinstance(fetched, BlocksFetched)
         return fetched
@@ -129,6 +130,10 @@ def make(runtime_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[M
             return store, worker
 
         yield made
+
+
+def computing(tokens_per_second: float) -> PrefillCost:
+    return PrefillCost(fixed=0.0, token=1 / tokens_per_second, attention=0.0)
 
 
 def tokens(count: int) -> list[int]:
@@ -531,7 +536,7 @@ def test_fetches_go_before_stores(make: Make) -> None:
     for block in chain_of_blocks(tokens(512)):
         worker.cache.store(block)
     first = store.next(Stage)
-    worker.cache.fetch(PrefixFetch(prepared("r", tokens(300)), 0, 0, 1.0))
+    worker.cache.fetch(PrefixFetch(prepared("r", tokens(300)), 0, 0, computing(1)))
     gate.set()
 
     assert store.next(Publish).grains[-1] == first.key
@@ -560,7 +565,7 @@ def test_states_may_be_kept_while_a_block_waits(make: Make) -> None:
         assert isinstance(place, _Meddling)
         place.states = block.states
     worker.cache.store(block)
-    worker.cache.fetch(PrefixFetch(prepared("r", tokens(300)), 0, 0, 1.0))
+    worker.cache.fetch(PrefixFetch(prepared("r", tokens(300)), 0, 0, computing(1)))
 
     (fetched,) = first_fetched(worker).blocks
     assert fetched.key == block.key
@@ -673,7 +678,7 @@ def test_blocks_survive_worker_and_store(runtime_directory: Path, tmp_path: Path
 def test_a_disk_that_is_slower_than_computing_is_not_read(make: Make) -> None:
     """Both terms are told. A slow disk never makes a hit slower than a miss."""
     store, worker = make(holding(("/a", 16), ("/b", 2), file_bytes=1_500_000_000))
-    worker.cache.fetch(PrefixFetch(prepared("r", tokens(300)), 0, 0, 1000.0))
+    worker.cache.fetch(PrefixFetch(prepared("r", tokens(300)), 0, 0, computing(1000)))
     fetched = worker.delivered.get(timeout=DEADLINE_SECONDS)
 
     assert isinstance(fetched, BlocksFetched)
@@ -685,13 +690,28 @@ def test_a_disk_that_is_slower_than_computing_is_not_read(make: Make) -> None:
     assert store.requests.empty()
 
 
+@pytest.mark.parametrize(
+    ("hot", "attention", "reason"), [(0, 1e-5, "disk_slower"), (20, 1e-5, ""), (20, 0.0, "disk_slower")]
+)
+def test_computing_costs_more_behind_a_long_context(make: Make, hot: int, attention: float, reason: str) -> None:
+    """The same block, at the start of a prompt and after twenty others."""
+    _, worker = make(holding(("/a", 16), file_bytes=1_000_000_000))
+    prefill = PrefillCost(fixed=0.0, token=0.001, attention=attention)
+    worker.cache.fetch(PrefixFetch(prepared("r", tokens(21 * BLOCK_TOKENS + 1)), hot, hot * BLOCK_TOKENS, prefill))
+    outcome = first_fetched(worker).outcome
+
+    assert outcome.miss_reason == reason
+    attended = hot * BLOCK_TOKENS + BLOCK_TOKENS / 2
+    assert outcome.expected_compute_seconds == pytest.approx(BLOCK_TOKENS * (0.001 + attention * attended))
+
+
 def test_what_waits_to_be_written_is_read_from_memory(make: Make) -> None:
     """A block that RAM let go stays readable until it is durable."""
     _, worker = make(lambda _: None, staging_budget_bytes=10**9)
     blocks = chain_of_blocks(tokens(600))
     for block in blocks:
         worker.cache.store(block)
-    worker.cache.fetch(PrefixFetch(prepared("r", tokens(600)), 0, 0, 1.0))
+    worker.cache.fetch(PrefixFetch(prepared("r", tokens(600)), 0, 0, computing(1)))
     fetched = next(
         message
         for message in iter(lambda: worker.delivered.get(timeout=DEADLINE_SECONDS), None)
@@ -729,7 +749,7 @@ def test_a_tail_that_waits_is_read_from_memory(
     blocks[-1].states = {after: State((), 1) for after in states}
     for block in blocks:
         worker.cache.store(block)
-    worker.cache.fetch(PrefixFetch(prepared("r", asked), 0, 0, 1.0))
+    worker.cache.fetch(PrefixFetch(prepared("r", asked), 0, 0, computing(1)))
 
     fetched = first_fetched(worker)
     assert [len(block.token_ids) for block in fetched.blocks] == expected
@@ -759,8 +779,8 @@ def test_a_bad_time_of_the_disk_passes(make: Make) -> None:
     _, worker = make(holding(("/a", 16), file_bytes=12_000_000), clock=lambda: now[0])
     for _ in range(40):
         worker.cache._read_rate.measured(3_000_000, 1.0, now[0])
-    worker.cache.fetch(PrefixFetch(prepared("r", tokens(300)), 0, 0, 2000.0))
+    worker.cache.fetch(PrefixFetch(prepared("r", tokens(300)), 0, 0, computing(2000)))
     assert first_fetched(worker).outcome.miss_reason == "disk_slower"
     now[0] += 1800.0
-    worker.cache.fetch(PrefixFetch(prepared("r", tokens(300)), 0, 0, 2000.0))
+    worker.cache.fetch(PrefixFetch(prepared("r", tokens(300)), 0, 0, computing(2000)))
     assert [len(block.token_ids) for block in first_fetched(worker).blocks] == [256]

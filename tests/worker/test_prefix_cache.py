@@ -10,12 +10,15 @@ from protocol.generation import Pin
 from protocol.ids import BLOCK_TOKENS, BlockKey, RequestId
 from protocol.launch import PersistPolicy
 from tests.worker.parts import chain_of_blocks, prepared
+from worker.cost_model import PrefillCost
 from worker.prefix_cache import Fetch as PrefixFetch
 from worker.prefix_cache import FetchOutcome, PrefixCache
 from worker.prefix_index import Block, PrefixIndex
 from worker.sequence import Prepared
 
 Kv = tuple[int, ...]
+PREFILL = PrefillCost(fixed=0.0, token=0.01, attention=0.0)
+"""A hundred tokens a second."""
 
 
 class RecordingDisk:
@@ -157,7 +160,7 @@ def test_a_model_without_reuse_is_left_alone() -> None:
     kit = Kit("through", off="layers keep their state in ArraysCache")
 
     assert kit.ask(tokens(600)) == kit.ask(tokens(600)) == 0
-    assert not kit.cache.prefetch(prepared("r", tokens(600)), 100.0)
+    assert not kit.cache.prefetch(prepared("r", tokens(600)), PREFILL)
     assert kit.cache.store_everything() == 0
     assert (kit.cuts, kit.disk.stored, kit.disk.fetches) == ([], [], [])
 
@@ -175,7 +178,7 @@ def test_the_disk_is_asked_only_for_what_ram_lacks(hot: int, asked: int, fetches
     if hot:
         kit.ask(tokens(hot))
 
-    assert kit.cache.prefetch(prepared("r", tokens(asked)), 100.0) == (fetches == 1)
+    assert kit.cache.prefetch(prepared("r", tokens(asked)), PREFILL) == (fetches == 1)
     assert kit.disk.fetches == [("r", hot // BLOCK_TOKENS, hot)] * fetches
 
 
@@ -185,7 +188,7 @@ def test_policy_off_never_touches_the_disk() -> None:
     kit.ask(tokens(600))
     kit.ask(tokens(600))
 
-    assert not kit.cache.prefetch(prepared("r", tokens(900)), 100.0)
+    assert not kit.cache.prefetch(prepared("r", tokens(900)), PREFILL)
     assert kit.cache.store_everything() == 0
     assert kit.disk.stored == []
 
@@ -241,7 +244,7 @@ def test_blocks_from_disk_are_found_like_hot_ones() -> None:
     """They are durable already: no store follows."""
     kit = Kit()
     request = prepared("r", tokens(700))
-    kit.cache.prefetch(request, 100.0)
+    kit.cache.prefetch(request, PREFILL)
     blocks = chain_of_blocks(tokens(640))
     for block in blocks:
         block.is_durable = True
@@ -254,7 +257,7 @@ def test_blocks_from_disk_are_found_like_hot_ones() -> None:
 def test_blocks_that_came_too_late_are_a_miss() -> None:
     """Their parent was evicted meanwhile."""
     kit = Kit()
-    kit.cache.prefetch(prepared("r", tokens(700)), 100.0)
+    kit.cache.prefetch(prepared("r", tokens(700)), PREFILL)
     kit.cache.fetched(RequestId("r"), chain_of_blocks(tokens(700))[1:], FetchOutcome())
 
     assert len(kit.index) == 0
@@ -360,9 +363,9 @@ def test_what_is_on_its_way_to_or_from_the_disk_is_forgotten_too() -> None:
     read = {"ada": chain_of_blocks(tokens(600, 1)), "bob": chain_of_blocks(tokens(600, 2))}
     late = {owner: prepared(owner, tokens(600, first), owner=owner) for owner, first in (("ada", 1), ("bob", 2))}
     for request in late.values():
-        assert kit.cache.prefetch(request, 100.0)
+        assert kit.cache.prefetch(request, PREFILL)
     kit.cache.forget("ada")
-    assert kit.cache.prefetch(late["ada"], 100.0)
+    assert kit.cache.prefetch(late["ada"], PREFILL)
     kit.cache.fetched(RequestId("ada"), read["ada"][:2], FetchOutcome())
     kit.cache.fetched(RequestId("bob"), read["bob"][:2], FetchOutcome())
     assert kit.cache.use(late["ada"])[1].miss_reason == "forgotten"
@@ -382,7 +385,7 @@ def test_a_miss_names_its_reason(outcome: str, reason: str) -> None:
     """As the disk gave it, if it gave one."""
     kit = Kit()
     request = prepared("r", tokens(300))
-    kit.cache.prefetch(request, 100.0)
+    kit.cache.prefetch(request, PREFILL)
     kit.cache.fetched(request.request_id, (), FetchOutcome(outcome))
     _, report = kit.cache.use(request)
 
@@ -419,7 +422,7 @@ def test_tokens_from_ram_and_from_disk_are_told_apart() -> None:
     kit = Kit()
     request = prepared("r", tokens(700))
     kit.keep(request, tokens(700), 0, 300)
-    kit.cache.prefetch(request, 100.0)
+    kit.cache.prefetch(request, PREFILL)
     blocks = chain_of_blocks(tokens(640))[1:]
     kit.cache.fetched(request.request_id, blocks, FetchOutcome(restored_bytes=9, restore_seconds=0.5))
     match, report = kit.cache.use(request)
@@ -436,7 +439,7 @@ def test_what_is_slower_to_read_than_to_compute_is_not_written() -> None:
     kit = Kit("through")
     kit.disk.read_bytes_per_second = 500.0  # of 10 bytes a token: 50 tokens a second
     request = prepared("r", tokens(300))
-    kit.cache.prefetch(request, 100.0)
+    kit.cache.prefetch(request, PREFILL)
     kit.keep(request, request.token_ids, 0, 300)
     kit.cache.request_over(request, request.token_ids, ())
     assert kit.disk.stored == []
@@ -451,7 +454,7 @@ def test_what_is_warmed_is_written_anyway() -> None:
     kit = Kit()
     kit.disk.read_bytes_per_second = 1.0
     request = prepared("r", tokens(300), pin=Pin(name="p"))
-    kit.cache.prefetch(request, 100.0)
+    kit.cache.prefetch(request, PREFILL)
     kit.keep(request, request.token_ids, 0, 300)
     assert len(kit.cache.warmed(request, now=0.0)) == len(kit.disk.stored) == 2
 
