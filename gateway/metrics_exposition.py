@@ -136,9 +136,15 @@ def model_families(models: tuple[ModelStatus, ...]) -> Iterator[Metric]:
     yield _counter("preemptions", "How often a row gave up its KV to others.", by_model, preemptions)
     yield _counter(
         "prefix_cache_misses",
-        "Prefix blocks that were not used, by why.",
+        "Requests that computed more than their last token, by why that was not cached; and refused pins.",
         ("model", "reason"),
         (((model, reason), count) for model, pong in books for reason, count in sorted(pong.misses.items())),
+    )
+    yield _counter(
+        "prefix_cache_blocks_not_written",
+        "Blocks that were to be written to disk and were not, by why.",
+        ("model", "reason"),
+        (((model, reason), count) for model, pong in books for reason, count in sorted(pong.not_written.items())),
     )
 
 

@@ -526,8 +526,10 @@ class PinnedPrefix(Struct, frozen=True, kw_only=True):
 class Pong(Struct, frozen=True, kw_only=True, tag=True):
     """The step loop's own answer, with its books.
 
-    `steps` counts engine steps since start. `misses` counts why prefix blocks were not used, by reason. The KV of rows
-    takes `live_kv_bytes` and may take `live_kv_budget_bytes` (None: no bound); `preemptions` counts since start.
+    `steps` counts engine steps since start. `misses` counts requests that had to compute more than their last token, by
+    why that was not in the prefix cache, and pins that were refused (`pin_refused`). `not_written` counts blocks that
+    were to be written to disk and were not, by why: `disk_slower`, `staging_full`. The KV of rows takes
+    `live_kv_bytes` and may take `live_kv_budget_bytes` (None: no bound); `preemptions` counts since start.
     """
 
     nonce: int
@@ -541,6 +543,7 @@ class Pong(Struct, frozen=True, kw_only=True, tag=True):
     prefill_tokens_per_second: float = 0.0
     read_bytes_per_second: float = 0.0
     misses: dict[str, int] = {}
+    not_written: dict[str, int] = {}
     pins: tuple[PinnedPrefix, ...] = ()
     live_kv_bytes: int = 0
     live_kv_budget_bytes: int | None = None

@@ -259,6 +259,7 @@ class StepLoop(Generic[Payload]):
             read_bytes_per_second=self._cache.read_bytes_per_second,
             pins=self._cache.pins(self._clock()),
             misses=dict(self._cache.misses),
+            not_written=dict(self._cache.not_written),
         )
 
     # --- steps -----------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 from protocol.generation import CacheReport, Pin, PinnedPrefix
 from protocol.ids import BLOCK_TOKENS, GRAIN_TOKENS, BlockKey, RequestId
 from protocol.launch import PersistPolicy
+from worker.chain_worth import is_read_sooner, tokens_saved, worth_writing
 from worker.cost_model import PrefillCost
 from worker.hashing import block_key, grains
 from worker.prefix_index import Block, Match, PrefixIndex, State
@@ -117,6 +118,7 @@ class PrefixCache(Generic[Payload]):
         self._pins: dict[tuple[str, str], _Pinned] = {}
         self._prefill: PrefillCost | None = None
         self.misses: Counter[str] = Counter()
+        self.not_written: Counter[str] = Counter()
 
     # --- books -----------------------------------------------------------------------------------------------------
 
@@ -278,9 +280,7 @@ class PrefixCache(Generic[Payload]):
             made = self._index.match(prepared.root.digest, token_ids, len(token_ids))
             touched = [use.block.key for use in made.uses]
         if self._policy != "off":
-            for key in touched:
-                if block := self._index.get(key):
-                    self._store(block)
+            self._store([block for key in touched if (block := self._index.get(key))])
 
     def is_storing(self, key: BlockKey) -> bool:
         return self._cold.is_storing(key)
@@ -301,8 +301,7 @@ class PrefixCache(Generic[Payload]):
         if warm is not None and warm.pin is not None:
             self._pin(prepared.request.cache.owner, warm.pin, blocks, now)
         if self._policy != "off":
-            for block in blocks:
-                self._store(block, although_slower="yes")
+            self._store(blocks, although_slower="yes")
         return blocks
 
     def pin_on_disk(self, blocks: Sequence[Block[Payload]], owner: str, pin: Pin) -> None:
@@ -345,7 +344,7 @@ class PrefixCache(Generic[Payload]):
         """The model leaves memory: send all that is not on disk there, parents first. Returns how many blocks."""
         if not self._is_on or self._policy == "off":
             return 0
-        return sum(self._store(block) for block in self._index.blocks())
+        return self._store(self._index.blocks())
 
     # --- small things ----------------------------------------------------------------------------------------------
 
@@ -381,8 +380,8 @@ class PrefixCache(Generic[Payload]):
     def _note_evicted(self, blocks: Sequence[Block[Payload]]) -> None:
         for block in blocks:
             self._evicted[block.key] = None
-            if block.touches and self._policy == "second-touch":
-                self._store(block)  # it was used again before; it stays readable until it is durable
+        if self._policy == "second-touch":
+            self._store([block for block in blocks if block.touches])  # they stay readable until they are durable
         while len(self._evicted) > _REMEMBERED_EVICTIONS:
             self._evicted.popitem(last=False)
 
@@ -451,23 +450,49 @@ class PrefixCache(Generic[Payload]):
             is_storable=cache.retention == "disk",
         )
 
-    def _store(self, block: Block[Payload], *, although_slower: Literal["yes", "no"] = "no") -> bool:
-        """Not what would take longer to read than to compute: it would never be read. Unless somebody asked for it by
-        warming or pinning it, since the device may be busy then and the disk is not."""
-        if not block.is_storable or block.is_durable or not block.grains or self._cold.is_storing(block.key):
-            return False
-        if although_slower == "no" and not block.pinned_by and self._is_slower_to_read(block):
-            self.misses["not_written_disk_slower"] += 1
-            return False
-        is_taken = self._cold.store(block)
-        if is_taken:
-            self._unwritten.sent(block.key, BlockKey(block.grains[-1]))
-        else:
-            self.misses["not_written_staging_full"] += 1
-        return is_taken
+    def _store(self, blocks: Sequence[Block[Payload]], *, although_slower: Literal["yes", "no"] = "no") -> int:
+        """Ask for these blocks to be written, parents first. Returns how many were taken.
 
-    def _is_slower_to_read(self, block: Block[Payload]) -> bool:
-        if self._prefill is None:
-            return False
-        read_seconds = block.size_bytes / self._cold.read_bytes_per_second
-        return read_seconds > self._prefill.seconds(len(block.token_ids), block.start)
+        Not chains that would take longer to read than to compute: by today's rates they would not be read. Nor what no
+        prompt can be taken up from. Whoever warms or pins a prefix wants it there whatever the rates of today are;
+        those of the day it is read decide then.
+        What is above a block that is written follows in its time, whatever the rates are by then.
+        """
+        given = {block.key: block for block in blocks}
+        unwritten = [block for block in blocks if self._is_to_write(block)]
+        bytes_per_second, prefill, boundary = self._cold.read_bytes_per_second, self._prefill, self._index.boundary
+
+        def parent_of(block: Block[Payload]) -> Block[Payload] | None:
+            return given.get(block.parent) or self._index.get(block.parent)
+
+        def is_wanted(block: Block[Payload], size_bytes: int) -> bool:
+            if although_slower == "yes" or block.is_wanted_on_disk or block.pinned_by or prefill is None:
+                return True
+            return is_read_sooner(size_bytes, tokens_saved(block, boundary), 0, bytes_per_second, prefill)
+
+        worth = worth_writing(unwritten, parent_of, is_wanted)
+        for block in worth:
+            block.is_wanted_on_disk = True
+        for block in worth_writing(unwritten, parent_of, lambda block, _: tokens_saved(block, boundary) > 0):
+            if not block.is_wanted_on_disk and self._is_to_write(block):
+                self._count_not_written(block, "disk_slower")
+        to_write = [block for block in worth if block.key in given and self._is_to_write(block)]
+        taken = 0
+        for block in to_write:
+            if not self._cold.store(block):
+                break
+            self._unwritten.sent(block.key, BlockKey(block.grains[-1]))
+            taken += 1
+        for block in to_write[taken:]:  # what comes after one that was refused may hang from it
+            self._count_not_written(block, "staging_full")
+        return taken
+
+    def _is_to_write(self, block: Block[Payload]) -> bool:
+        is_fit = block.is_storable and bool(block.grains)
+        return is_fit and not block.is_durable and not self._cold.is_storing(block.key)
+
+    def _count_not_written(self, block: Block[Payload], reason: Literal["disk_slower", "staging_full"]) -> None:
+        """Once for a block and a reason: each request that shares it would have it written."""
+        if block.not_written != reason:
+            self.not_written[reason] += 1
+        block.not_written = reason

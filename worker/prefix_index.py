@@ -42,7 +42,9 @@ class Block(Generic[Payload]):
     `supersedes` names a durable shorter tail that this block contains, by its key on disk: its last grain.
     `states` maps how many of its tokens a state comes after to that state. `owner` is who may have it forgotten,
     `is_storable` whether anybody who used it lets it go to disk, for `ttl_seconds` at most when unused there.
-    `is_extended`: a conversation went on from it. `pinned_by` are the (owner, name) pairs that keep it from eviction.
+    `is_extended`: a conversation went on from it. `is_wanted_on_disk`: it, or what is below it, was worth writing.
+    `not_written` is why it was not, the last time it was to be. `pinned_by` are the (owner, name) pairs that keep it
+    from eviction.
     """
 
     key: BlockKey
@@ -58,6 +60,8 @@ class Block(Generic[Payload]):
     is_storable: bool = True
     is_durable: bool = False
     is_extended: bool = False
+    is_wanted_on_disk: bool = False
+    not_written: Literal["", "disk_slower", "staging_full"] = ""
     supersedes: BlockKey | None = None
     touches: int = 0
     children: set[BlockKey] = field(default_factory=set[BlockKey])
@@ -137,6 +141,10 @@ class PrefixIndex(Generic[Payload]):
     @property
     def budget_bytes(self) -> int:
         return self._budget_bytes
+
+    @property
+    def boundary(self) -> Boundary:
+        return self._boundary
 
     def __len__(self) -> int:
         return len(self._blocks)

@@ -185,6 +185,7 @@ def test_processes_and_their_books() -> None:
         hot_cache_bytes=4,
         hot_cache_blocks=5,
         misses={"absent": 6},
+        not_written={"disk_slower": 8},
         preemptions=7,
     )
     models = (
@@ -204,6 +205,7 @@ def test_processes_and_their_books() -> None:
     assert seen[key("worker_restarts_total", model="a")] == 2
     assert seen[key("worker_memory_bytes", model="a")] == 3
     assert seen[key("prefix_cache_misses_total", model="a", reason="absent")] == 6
+    assert seen[key("prefix_cache_blocks_not_written_total", model="a", reason="disk_slower")] == 8
     assert seen[key("preemptions_total", model="a")] == 7
     assert key("live_kv_budget_bytes", model="a") not in seen
     assert key("hot_cache_bytes", model="b") not in seen

@@ -210,6 +210,7 @@ EXAMPLES: tuple[Struct, ...] = (
         prefill_tokens_per_second=100.5,
         read_bytes_per_second=1e9,
         misses={"absent": 1},
+        not_written={"disk_slower": 2},
         pins=(generation.PinnedPrefix(owner="ab", name="repo", tokens=300, size_bytes=9, expires_seconds=60.0),),
         live_kv_bytes=8,
         live_kv_budget_bytes=9,

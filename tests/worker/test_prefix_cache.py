@@ -13,7 +13,7 @@ from tests.worker.parts import chain_of_blocks, prepared
 from worker.cost_model import PrefillCost
 from worker.prefix_cache import Fetch as PrefixFetch
 from worker.prefix_cache import FetchOutcome, PrefixCache
-from worker.prefix_index import Block, PrefixIndex
+from worker.prefix_index import Block, Boundary, PrefixIndex, State
 from worker.sequence import Prepared
 
 Kv = tuple[int, ...]
@@ -54,9 +54,16 @@ class RecordingDisk:
 class Kit:
     """A cache, its disk, and a row that `keep` cuts from."""
 
-    def __init__(self, policy: PersistPolicy = "second-touch", *, budget_tokens: int = 10_000, off: str = "") -> None:
+    def __init__(
+        self,
+        policy: PersistPolicy = "second-touch",
+        *,
+        budget_tokens: int = 10_000,
+        off: str = "",
+        boundary: Boundary = "any_token",
+    ) -> None:
         self.disk = RecordingDisk()
-        self.index: PrefixIndex[Kv] = PrefixIndex(budget_tokens * 10)
+        self.index: PrefixIndex[Kv] = PrefixIndex(budget_tokens * 10, boundary)
         self.cache: PrefixCache[Kv] = PrefixCache(self.index, self.disk, policy, reuse_off_reason=off)
         self.cuts: list[tuple[int, int]] = []
 
@@ -435,22 +442,83 @@ def test_tokens_from_ram_and_from_disk_are_told_apart() -> None:
 
 
 def test_what_is_slower_to_read_than_to_compute_is_not_written() -> None:
-    """By the rates measured: it would never be read. It is counted; when the disk is fast again it is written."""
+    """By the rates measured: it would not be read. Each block is counted once; when the disk is fast again it is
+    written."""
     kit = Kit("through")
     kit.disk.read_bytes_per_second = 500.0  # of 10 bytes a token: 50 tokens a second
     request = prepared("r", tokens(300))
     kit.cache.prefetch(request, PREFILL)
     kit.keep(request, request.token_ids, 0, 300)
-    kit.cache.request_over(request, request.token_ids, ())
+    for _ in range(3):
+        kit.cache.request_over(request, request.token_ids, ())
     assert kit.disk.stored == []
-    assert kit.cache.misses["not_written_disk_slower"] == 2
+    assert kit.cache.not_written == {"disk_slower": 2}
 
     kit.disk.read_bytes_per_second = 2000.0
     assert kit.cache.store_everything() == 2
 
 
+def _with_state(kit: Kit, count: int, state_bytes: int) -> Prepared:
+    """A prompt that was computed, with a state at its end, of a model that can be taken up again only there."""
+    request = prepared("r", tokens(count))
+    kit.cache.prefetch(request, PREFILL)
+    start = kit.keep(request, request.token_ids, 0, count)
+    assert start == count // BLOCK_TOKENS * BLOCK_TOKENS
+    kit.cache.keep_state(request, request.token_ids, count, State((), state_bytes), lambda a, b: ((), (b - a) * 10))
+    return request
+
+
+@pytest.mark.parametrize("leaves", ["request_over", "store_everything"])
+@pytest.mark.parametrize(("count", "stored"), [(608, 0), (4000, 16)])
+def test_a_state_saves_all_the_tokens_before_it(count: int, stored: int, leaves: str) -> None:
+    """It is as large after a thousand tokens as after ten thousand. Weighed against its own block's tokens alone, it
+    would be refused and leave a chain on disk that nobody can use; if it is not worth it, no block of its chain is."""
+    kit = Kit("through", boundary="states", budget_tokens=100_000)
+    kit.disk.read_bytes_per_second = 10_000.0  # of 10 bytes a token: a tenth of what computing takes
+    request = _with_state(kit, count, 300_000)  # 30 seconds; a tail alone is computed in one or two
+    if leaves == "request_over":
+        kit.cache.request_over(request, request.token_ids, ())
+    else:
+        assert kit.cache.store_everything() == stored
+
+    assert len(kit.disk.stored) == stored
+    assert kit.cache.not_written["disk_slower"] == (0 if stored else 3)
+
+
+@pytest.mark.parametrize("position", [None, 600])
+def test_what_no_prompt_can_be_taken_up_from_is_not_written(position: int | None) -> None:
+    """Such a model needs a state, and finds it on disk only where a grain ends. That is no fault of the disk."""
+    kit = Kit("through", boundary="states")
+    request = prepared("r", tokens(610))
+    kit.cache.prefetch(request, PREFILL)
+    kit.keep(request, request.token_ids, 0, 610)
+    if position is not None:
+        state: State[Kv] = State((), 10)
+        kit.cache.keep_state(request, request.token_ids, position, state, lambda a, b: ((), (b - a) * 10))
+
+    assert kit.cache.store_everything() == 0
+    assert kit.cache.not_written == {}
+
+
+def test_a_chain_has_no_holes_when_the_rate_moves() -> None:
+    """RAM lets the end of a chain go while the disk is fast, and the rest when it is slow: all of it is written."""
+    kit = Kit(budget_tokens=5000)
+    kit.disk.read_bytes_per_second = 2000.0
+    kit.ask(tokens(900))
+    kit.ask([*tokens(900), 1, 2])
+    kit.cache.prefetch(prepared("r", tokens(1000)), PREFILL)
+    assert kit.disk.stored == []
+    kit.cache.set_budget(7000)
+    written = [block.start for block in kit.disk.stored]
+    assert 0 < len(written) < 4
+
+    kit.disk.read_bytes_per_second = 1.0
+    kit.cache.set_budget(0)
+    assert {block.start for block in kit.disk.stored} == {0, 256, 512, 768}
+
+
 def test_what_is_warmed_is_written_anyway() -> None:
-    """Whoever asks for it wants it there, whatever it costs to read."""
+    """Whoever asks for it wants it there, whatever it costs to read by today's rates."""
     kit = Kit()
     kit.disk.read_bytes_per_second = 1.0
     request = prepared("r", tokens(300), pin=Pin(name="p"))
@@ -467,6 +535,6 @@ def test_what_a_full_queue_refuses_is_counted() -> None:
     taken = kit.disk.store
     kit.disk.store = lambda block: False  # pyright: ignore[reportAttributeAccessIssue]
     kit.cache.request_over(request, request.token_ids, ())
-    assert kit.cache.misses["not_written_staging_full"] == 2
+    assert kit.cache.not_written == {"staging_full": 2}
     kit.disk.store = taken  # pyright: ignore[reportAttributeAccessIssue]
     assert kit.cache.store_everything() == 2
