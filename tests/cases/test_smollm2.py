@@ -1,11 +1,13 @@
 """A real model behind the real service: the openai SDK, and greedy texts that equal mlx-lm's letter for letter."""
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from msgspec import Struct
 from openai.types.chat import ChatCompletion
 
 from gateway.blas import worker_environment
+from protocol.ids import BLOCK_TOKENS, GRAIN_TOKENS
 from tests.fakes.http_answers import CHAT, ask, ask_whole, body, open_stream, user
 from tests.fakes.live_service import LiveService, live_service, until
 from tests.fakes.reference_generation import reference_texts
@@ -224,3 +227,87 @@ def test_a_prefix_outlives_everything(smollm2: Path, references: References) -> 
         with sdk(service) as client:
             warm(first, "after SIGKILL of everything")
             warm(second, "after SIGKILL of everything")
+
+
+EDGES = tuple(blocks * BLOCK_TOKENS + more for blocks in (1, 2) for more in (-1, 0, 1))
+"""How long prompts are that end just before, with and just after a block."""
+
+
+def _of_length(tokenizer: Any, tokens: int) -> list[dict[str, Any]]:
+    """A conversation whose prompt has exactly so many tokens."""
+
+    def padded(words: int) -> list[dict[str, Any]]:
+        return user(f"{RULES[: tokens * 2]}{' sea' * words}\n{PREFIXED[0]}")
+
+    def length(messages: list[dict[str, Any]]) -> int:
+        return len(tokenizer.apply_chat_template(messages, add_generation_prompt=True))
+
+    messages = padded(tokens - length(padded(0)))
+    assert length(messages) == tokens
+    return messages
+
+
+@contextlib.contextmanager
+def _decoding(client: openai.OpenAI) -> Generator[list[str]]:
+    """A row that goes on decoding until it is left; what it said so far. It must not have ended by then."""
+    seen: list[str] = []
+    messages: Any = user(QUESTIONS[2])
+    chunks = client.chat.completions.create(
+        model=MODEL, messages=messages, max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
+    )
+    leaves, ended = threading.Event(), threading.Event()
+
+    def read() -> None:
+        for chunk in chunks:
+            seen.append(chunk.choices[0].delta.content or "")
+            if leaves.is_set():
+                chunks.close()
+                return
+        ended.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        until("it decodes", lambda: any(seen), seconds=20)
+        yield seen
+        assert not ended.is_set(), "the row ended before it was left"
+    finally:
+        leaves.set()
+        reader.join(20)
+
+
+def test_a_hit_at_the_edge_of_a_block_says_what_the_cold_run_said(smollm2: Path) -> None:
+    """From RAM, from RAM beside a row that decodes meanwhile, and from disk after a restart: all of the prompt but its
+    last token is reused (from disk: all its whole grains), and the greedy text is that of the run that computed it."""
+    from mlx_lm.utils import load_tokenizer
+
+    tokenizer: Any = load_tokenizer(smollm2)
+    asked: dict[int, Any] = {length: _of_length(tokenizer, length) for length in EDGES}
+
+    def said(client: openai.OpenAI, length: int, cached: int) -> str:
+        answer = client.chat.completions.create(
+            model=MODEL,
+            messages=asked[length],
+            max_tokens=MAX_TOKENS,
+            temperature=0,
+            extra_body={"cache_salt": f"for {length}"},  # else a cold run would reuse what it shares with another's
+        )
+        assert answer.usage is not None
+        assert (answer.usage.prompt_tokens, cached_of(answer)) == (length, cached)
+        return text_of(answer)
+
+    with live_service({MODEL: smollm2}) as service:
+        with sdk(service) as client:
+            cold = {length: said(client, length, 0) for length in EDGES}
+            assert {length: said(client, length, length - 1) for length in EDGES} == cold
+            with _decoding(client) as beside:
+                for length in EDGES:
+                    before = len(beside)
+                    assert said(client, length, length - 1) == cold[length], length
+                    assert len(beside) - before >= MAX_TOKENS // 2, "the other row did not decode meanwhile"
+        service.stop()
+        service.start()
+        with sdk(service) as client:
+            for length in EDGES:
+                on_disk = min(length // GRAIN_TOKENS * GRAIN_TOKENS, length - 1)
+                assert said(client, length, on_disk) == cold[length], length
