@@ -46,13 +46,16 @@ WORKER_REASONS = {
     "forgotten": "the blocks of this key were forgotten while this request's were read from disk",
     "hybrid_boundary": "this model keeps state that cannot be cut anywhere; reuse ends at its last checkpoint",
     "integrity": "a block's checksum was wrong, so it and all after it were computed again; the log names it",
+    "missing": "a block's file was gone, so it and all after it were computed again; the log names it",
     "no_space": "the cache's volume is full: make room",
     "off": "prefix reuse is off for this model; GET /v1/models says why",
     "quota": "the cache on disk is full: raise `quota` in mlxd.toml",
     "read_only": "the cache's volume is mounted read-only: mount it for writing",
+    "reconciling": "the cachestore had just started and was still looking through its files",
     "restarted": "the model's process was restarted in between, and the prefix was in its memory only",
     "timeout": "the cachestore did not answer in time, so the prefix was computed instead",
     "unavailable": "the cachestore was not there, so the prefix was computed; `mlxd cache status` shows its state",
+    "unexpected_reply": "the cachestore answered something else than was asked: restart the service (`mlxd serve`)",
     "unreadable": "a block on disk could not be read, so it and all after it were computed again; the log names it",
 }
 """In plain words. `absent` is no reason of its own: the comparison knows better, when there is something to compare."""
