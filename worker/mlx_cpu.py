@@ -7,16 +7,12 @@ That build computes `exp` one number at a time, at some 10 ns each, and softmax 
 
 Attention goes over a few queries at a time, so that their scores stay in the processor's cache, and a causal one does
 not look at keys that its queries may not see. What is not float32, or asks for more than a mask, is handed on to MLX.
-
-Linear layers lie in memory as the product with a few tokens reads them: OpenBLAS repacks the other layout in each pass,
-which made passes of up to 48 tokens some 10 to 20 % longer (SmolLM2, one and two threads).
 """
 
 import math
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 
 _LOG2_E = math.log2(math.e)
 _QUERIES_AT_ONCE = 64
@@ -37,15 +33,6 @@ def install() -> bool:
     mx.fast.scaled_dot_product_attention = scaled_dot_product_attention
     mx.sigmoid = sigmoid
     return True
-
-
-def lay_out(model: nn.Module) -> None:
-    """Turn the memory of float32 weights of linear layers, not their shape. Lazy: call it before they are read."""
-    if not is_used():
-        return
-    for _, layer in model.named_modules():
-        if isinstance(layer, nn.Linear) and layer.weight.dtype == mx.float32:
-            layer.weight = mx.contiguous(layer.weight.T).T
 
 
 def sigmoid(a: Any, **others: Any) -> mx.array:

@@ -13,7 +13,6 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from protocol.generation import PrefixReuse
-from worker import mlx_cpu
 from worker.weights_fingerprint import fingerprint
 
 _UNBATCHABLE = frozenset(
@@ -68,7 +67,6 @@ def load_model(path: Path, report: Callable[[int, int], None]) -> LoadedModel:
     from worker.mlx_state import shape_of
 
     model, config = load(path, lazy=True)
-    mlx_cpu.lay_out(model)
     total = evaluate_weights(model, report)
     model.eval()
 

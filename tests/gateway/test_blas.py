@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -110,3 +111,66 @@ def test_without_any_fast_blas_the_environment_is_unchanged(tmp_path: Path, monk
 
     assert chosen.environment == base
     assert "libopenblas0" in chosen.description
+
+
+FEW_ROWS_PROGRAM = """
+import ctypes, sys, threading
+import numpy as np
+multiply = ctypes.CDLL(None).cblas_sgemm
+multiply.restype = None
+multiply.argtypes = [ctypes.c_int] * 6 + [ctypes.c_float, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_int,
+    ctypes.c_float, ctypes.c_void_p, ctypes.c_int]
+
+def differs(rows, columns, depth, seed):
+    draw = np.random.default_rng(seed)
+    a, b = (draw.standard_normal((n, depth + 3), np.float32)[:, :depth] for n in (rows, columns))  # rows lie apart
+    c = np.full((rows + 1, columns + 5), 7, np.float32)
+    multiply(101, 111, 112, rows, columns, depth, 1.0, a.ctypes.data, depth + 3, b.ctypes.data, depth + 3,
+        0.0, c.ctypes.data, columns + 5)
+    around = np.concatenate([c[:rows, columns:].ravel(), c[rows]])
+    is_right = np.allclose(c[:rows, :columns], a.astype(float) @ b.T.astype(float), atol=1e-3)
+    return [] if is_right and (around == 7).all() else [(rows, columns, depth)]
+
+def all_shapes(seed):
+    for rows in range(1, 67):
+        wrong.extend(differs(rows, (32, 60, 100, 576)[rows % 4], (256, 272, 576, 257)[rows // 2 % 4], seed))
+    for columns, depth in [(33, 512), (28, 512), (64, 255), (4096, 1536)]:
+        wrong.extend(differs(7, columns, depth, seed))
+
+wrong = []
+threads = [threading.Thread(target=all_shapes, args=(seed,)) for seed in range(int(sys.argv[1]))]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(wrong)
+"""
+
+
+@needs_linux_cpu_build
+@pytest.mark.parametrize("threads", ["1", "2", "5"])
+@pytest.mark.parametrize("callers", ["1", "3"])
+def test_products_of_few_rows_are_right(threads: str, callers: str, tmp_path: Path) -> None:
+    """For every number of rows on both sides of the bound, for columns and depths that fit its tiles and that do not,
+    alone and when several threads multiply at once; and nothing is written beside the result."""
+    chosen = blas.worker_environment({**os.environ, "OPENBLAS_NUM_THREADS": threads}, tmp_path)
+
+    said = subprocess.run(
+        [sys.executable, "-c", FEW_ROWS_PROGRAM, callers],
+        env=chosen.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+    assert said == "[]\n"
+
+
+@needs_linux_cpu_build
+@pytest.mark.parametrize("flags", [("-march=x86-64",), ("-march=haswell",)])
+def test_older_processors_get_what_they_can_run(
+    flags: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without AVX-512 tiles are smaller, without FMA everything goes to OpenBLAS: the products are right even so."""
+    if platform.machine() != "x86_64" or "avx2" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("needs a processor that runs all of them")
+    monkeypatch.setattr(blas, "_OPTIMIZE", ("-O2", *flags))
+    test_products_of_few_rows_are_right("2", "2", tmp_path)

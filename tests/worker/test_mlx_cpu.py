@@ -6,7 +6,6 @@ import sys
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import pytest
 
 from worker import mlx_cpu
@@ -131,26 +130,3 @@ def test_only_the_cpu_is_helped(device: str, said: str) -> None:
     """On a GPU MLX's own kernels stay. In a process of its own, since it replaces them for all."""
     ended = subprocess.run([sys.executable, "-c", PROGRAM, device], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == said
-
-
-def test_linear_layers_say_the_same_in_the_other_layout() -> None:
-    """Shape and product stay; what is not float32 stays as it lies."""
-    model = nn.Sequential(nn.Linear(24, 40), nn.Linear(40, 8, bias=False))
-    half = nn.Linear(8, 8)
-    half.weight = half.weight.astype(mx.bfloat16)
-    model.layers.append(half)
-    before = model.layers[2].weight
-    inputs = mx.random.normal((3, 5, 24))
-    expected = model.layers[1](model.layers[0](inputs))
-
-    mlx_cpu.lay_out(model)
-
-    assert [layer.weight.shape for layer in model.layers] == [(40, 24), (8, 40), (8, 8)]
-    assert difference(model.layers[1](model.layers[0](inputs)), expected) < 1e-5
-    assert model.layers[2].weight is before
-    assert _strides(model.layers[0].weight) == (4, 40 * 4)
-
-
-def _strides(array: mx.array) -> tuple[int, ...]:
-    mx.eval(array)
-    return memoryview(array).strides  # pyright: ignore[reportReturnType, reportArgumentType]
