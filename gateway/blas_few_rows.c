@@ -2,7 +2,7 @@
  *
  * OpenBLAS copies all of B into another order first. That pays when many rows use the copy; with up to some sixty it
  * takes longer than the product. Here B, which are the weights as models keep them, is read once and in the order in
- * which it lies: SmolLM2's decode step goes from 62 to 25 ms on two cores of Zen 4, a slice of 16 tokens from 98 to 50.
+ * which it lies: with it SmolLM2's decode step takes 0.7 times as long as before, on one thread of Zen 4 half as long.
  *
  * Columns are handed out in chunks to whoever is free, so that a core which somebody else uses holds nobody up. Threads
  * that help are started once and sleep between products; as many help as OpenBLAS was told to use.

@@ -15,28 +15,32 @@ BATCH_STREAMS = 8
 BATCH_PROMPT_TOKENS = 300
 BATCH_ANSWER_TOKENS = 32
 INTERACTIVE_TOKENS = 16
+MESSAGE_TOKENS = 300
 SETTLE_SECONDS = 240.0
 
 
 class Waits(Struct, frozen=True, kw_only=True):
-    """Interactive first tokens and gaps, in seconds, and what of batch was completed meanwhile."""
+    """Interactive first tokens and gaps, in seconds, and what of batch was completed meanwhile. `first_tokens` are of
+    questions of some forty tokens, `message_first_tokens` of `MESSAGE_TOKENS`."""
 
     first_tokens: tuple[float, ...]
+    message_first_tokens: tuple[float, ...]
     gaps: tuple[float, ...]
     batch_requests: int = 0
     batch_tokens: int = 0
 
 
 def interactive(server: Server, material: FreshPrompts, waits: int) -> Waits:
-    """So many questions, one after another."""
-    first_tokens: list[float] = []
+    """So many questions and as many messages, one after another."""
+    first_tokens: dict[int, list[float]] = {0: [], 1: []}
     gaps: list[float] = []
-    for _ in range(waits):
+    for number in range(2 * waits):
         time.sleep(material.pause_seconds())  # a reader's, so that questions meet batch work at any point
-        stream = Stream(server, material.tale(), INTERACTIVE_TOKENS, latency_class="interactive").wait()
-        first_tokens.append(stream.first_token_seconds)
+        asked = material.document(MESSAGE_TOKENS) if number % 2 else material.tale()
+        stream = Stream(server, asked, INTERACTIVE_TOKENS, latency_class="interactive").wait()
+        first_tokens[number % 2].append(stream.first_token_seconds)
         gaps += [to - since for since, to in stream.gaps]
-    return Waits(first_tokens=tuple(first_tokens), gaps=tuple(gaps))
+    return Waits(first_tokens=tuple(first_tokens[0]), message_first_tokens=tuple(first_tokens[1]), gaps=tuple(gaps))
 
 
 class Crowd:
