@@ -1,8 +1,10 @@
 """What mlxd says of an answer beyond its API: the object `mlxd` in it, the same in every dialect."""
 
+from typing import Literal
+
 from msgspec import UNSET, Struct, UnsetType
 
-from protocol.generation import CacheReport, OutputWarning, Timings
+from protocol.generation import CacheReport, Embedded, OutputWarning, Reranked, Timings
 from protocol.ids import RequestId
 
 
@@ -18,3 +20,10 @@ class DetailsObject(Struct, frozen=True, kw_only=True):
     choices: tuple[Timings, ...] | UnsetType = UNSET
     cache: CacheReport | UnsetType = UNSET
     warnings: tuple[OutputWarning, ...] | UnsetType = UNSET
+
+
+def vectors_details(end: Embedded | Reranked, details: Literal["asked", "unasked"]) -> DetailsObject | UnsetType:
+    """Of an answer that nothing was generated for, and that no cache could help."""
+    if details == "unasked":
+        return UNSET
+    return DetailsObject(request_id=end.request_id, timings=UNSET if end.timings is None else end.timings)

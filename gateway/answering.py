@@ -54,7 +54,7 @@ from protocol.ids import ModelName, RequestId
 
 IGNORED_HEADER = b"x-mlxd-ignored-params"
 WARNINGS_HEADER = b"x-mlxd-warnings"
-DETAILS_HEADER = b"x-mlxd-details"
+DETAILS_ASKED = (b"x-mlxd-details", b"1")
 
 _AT_ONCE_SECONDS = 0.25
 """A model that is ready has taken up a request by then, and one that is not has begun to load."""
@@ -162,7 +162,7 @@ class Answering:
             headers=headers,
             created_unix=int(self._unix_clock()),
             system_fingerprint=self._system_fingerprint,
-            details="asked" if (DETAILS_HEADER, b"1") in headers else "unasked",
+            details="asked" if DETAILS_ASKED in headers else "unasked",
         )
 
     def enter(self, dialect: Dialect[Any], accepted: Accepted[Any], asked: Asked) -> Place | Failure:

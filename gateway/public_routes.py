@@ -2,8 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
+from gateway.answer_details import DetailsObject
 from gateway.anthropic.answers import Event as MessageEvent
 from gateway.anthropic.answers import MessageObject
 from gateway.anthropic.counting import TokenCount
@@ -46,10 +47,19 @@ class EmbeddingList(Struct, frozen=True, kw_only=True):
     data: list[EmbeddingObject]
     model: str
     usage: VectorsUsage
+    mlxd: DetailsObject | UnsetType = UNSET
 
 
-_Class = Annotated[str, Meta(description="interactive, standard or batch; another word says nothing")]
-_Details = Annotated[str, Meta(description="1 adds the object mlxd to the answer, with timings and the cache's report")]
+_Class = Annotated[
+    str, Meta(description="interactive, standard or batch; for another word the key's default. The answer's says which")
+]
+_Details = Annotated[
+    str,
+    Meta(
+        description="1 adds the object mlxd to the answer, or to a stream's last data: the request's id, its timings "
+        "and, where a cache could help, what it did"
+    ),
+]
 _CLASS = {"x-mlxd-class": _Class, "x-mlxd-details": _Details}
 _ANTHROPIC = {"anthropic-version": str}
 _MODEL_PAGES = {

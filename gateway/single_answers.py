@@ -11,7 +11,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from msgspec.structs import replace
 
 from gateway import sse
-from gateway.answering import IGNORED_HEADER, cannot_serve, send_answer, send_error, unless_disconnected
+from gateway.answering import DETAILS_ASKED, IGNORED_HEADER, cannot_serve, send_answer, send_error, unless_disconnected
 from gateway.caller import Caller
 from gateway.dialects import Header, names_header
 from gateway.error_answers import ErrorAnswer, openai_error
@@ -22,7 +22,7 @@ from gateway.ports import Generator, ModelLookup
 from gateway.replies import Reply
 from gateway.single_work import SingleRoute, SingleWork
 from protocol.failures import Failure
-from protocol.generation import Embed, Failed, LastEvent, RequestEvent, Rerank
+from protocol.generation import Embed, Embedded, Failed, LastEvent, RequestEvent, Rerank, Reranked
 from protocol.ids import RequestId
 
 _PIECES_AT_ONCE = 64
@@ -85,6 +85,7 @@ class SingleAnswers:
                 case Failed(failure=failure):
                     await send_error(send, error(route.failure(asked, failure), request_id), headers)
                 case _:
+                    end = _timed(end, place)
                     whole = await _joined(route.answer(asked, end))
                     await send_answer(send, 200, [(b"content-type", b"application/json"), *headers], whole)
         finally:
@@ -108,7 +109,8 @@ class SingleAnswers:
         latency_class = granted_class(urgency, caller.classes)
         unheard = not_understood(headers, service_tier=asked.service_tier, priority=asked.priority)
         work = replace(asked.work, latency_class=latency_class, tenant=caller.key_name, tenant_weight=caller.weight)
-        return replace(asked, work=work, ignored=asked.ignored + unheard)
+        details = "asked" if DETAILS_ASKED in headers else "unasked"
+        return replace(asked, work=work, ignored=asked.ignored + unheard, details=details)
 
     def _enter(self, asked: SingleWork[Any], caller: Caller) -> Place | Literal["needs none"] | Failure:
         work = asked.work
@@ -147,6 +149,13 @@ class SingleAnswers:
         finally:
             reply.cancel()
         raise RuntimeError("a reply ended without its last event")
+
+
+def _timed(end: RequestEvent, place: Place | Literal["needs none"]) -> RequestEvent:
+    """With what it waited for in the gateway."""
+    if place == "needs none" or not isinstance(end, Embedded | Reranked) or end.timings is None:
+        return end
+    return replace(end, timings=place.timings(end.timings, completion_tokens=0))
 
 
 async def _joined(pieces: Iterator[bytes]) -> bytes:

@@ -1,7 +1,7 @@
 """A route whose model answers with one event: what it says of a body, and of that event. Types only."""
 
 from collections.abc import Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -13,7 +13,8 @@ Body = TypeVar("Body")
 
 
 class SingleWork(Struct, Generic[Body], frozen=True, kw_only=True):
-    """What a body asks for. Class and tenant of `work` are filled in later; the rest is as in `dialects.Accepted`."""
+    """What a body asks for. Class and tenant of `work`, and `details`, are filled in later; the rest is as in
+    `dialects.Accepted`."""
 
     request: Body
     model: ModelName
@@ -21,6 +22,7 @@ class SingleWork(Struct, Generic[Body], frozen=True, kw_only=True):
     service_tier: str | None = None
     priority: int | float | str | None = None
     ignored: tuple[str, ...] = ()
+    details: Literal["asked", "unasked"] = "unasked"
 
 
 class SingleRoute(Protocol[Body]):
@@ -31,7 +33,8 @@ class SingleRoute(Protocol[Body]):
         ...
 
     def answer(self, asked: SingleWork[Body], end: RequestEvent) -> Iterator[bytes]:
-        """The pieces of the answer's body, out of the event that ended the request well."""
+        """The pieces of the answer's body, out of the event that ended the request well. Its timings are the whole
+        request's."""
         ...
 
     def failure(self, asked: SingleWork[Body], failure: Failure) -> Failure:

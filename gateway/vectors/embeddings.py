@@ -6,8 +6,10 @@ from array import array
 from collections.abc import Iterator
 
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import replace
 
+from gateway.answer_details import vectors_details
 from gateway.openai.decode import decode
 from gateway.single_work import SingleWork
 from gateway.vectors.schema import MOST_INPUTS, EmbeddingRequest, VectorsUsage
@@ -59,7 +61,9 @@ class Embeddings:
             else:
                 yield _encode(_floats(vector)) + b"}"
         usage = VectorsUsage(prompt_tokens=end.prompt_tokens, total_tokens=end.prompt_tokens)
-        yield b'],"model":%s,"usage":%s}' % (_encode(asked.request.model), _encode(usage))
+        yield b'],"model":%s,"usage":%s' % (_encode(asked.request.model), _encode(usage))
+        details = vectors_details(end, asked.details)
+        yield b"}" if details is UNSET else b',"mlxd":%s}' % _encode(details)
 
     def failure(self, asked: SingleWork[EmbeddingRequest], failure: Failure) -> Failure:
         """See `SingleRoute`. A client that sent one input knows no `input[0]`."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import msgspec
 from msgspec import UNSET
 
+from gateway.answer_details import vectors_details
 from gateway.openai.decode import decode
 from gateway.single_work import SingleWork
 from gateway.vectors.schema import (
@@ -64,6 +65,7 @@ class Ranking:
             results=results,
             usage=VectorsUsage(prompt_tokens=end.prompt_tokens, total_tokens=end.prompt_tokens),
             meta=RerankMeta(tokens=RerankTokens(input_tokens=end.prompt_tokens)),
+            mlxd=vectors_details(end, asked.details),
         )
         yield msgspec.json.encode(answer)
 

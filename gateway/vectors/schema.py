@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from gateway.answer_details import DetailsObject
 from gateway.openai.schema import ModelId, PositiveInt, ShortText, TokenId
 
 MOST_INPUTS = 2048
@@ -80,3 +81,4 @@ class RerankAnswer(Struct, frozen=True, kw_only=True):
     results: list[RerankResult]
     usage: VectorsUsage
     meta: RerankMeta
+    mlxd: DetailsObject | UnsetType = UNSET

@@ -2,7 +2,8 @@
 """A day in seconds: the real schedulers, and the real rules between them, on a device that is only a table of costs.
 
     python -m tests.bench.simulate [--device cpu|m-series|h200] [--fit FILE] [--clients N] [--models N] [--hours H]
-                                   [--classes asked one] [--rows N] [--slices apart] [--seed N] [--picture FILE]
+                                   [--classes asked one] [--rows N] [--slices apart] [--guaranteed-share 0…1]
+                                   [--seed N] [--picture FILE]
 
 What is asked is in `day_trace`, what of workers and device is modelled in `simulated_device`. Eleven clients of one
 model are the default; `--device h200 --clients 500 --models 8` is what no machine of ours can run. `--classes one`
@@ -26,6 +27,7 @@ from tests.bench.day_trace import Arrival, day
 from tests.bench.measuring import print_table
 from tests.bench.simulated_device import DEVICES, Device, Seen, Simulation
 from worker.cost_model import CostModel
+from worker.neighbours import SharingSettings
 from worker.pacing import SchedulerSettings
 from worker.sequence import Lane
 
@@ -120,6 +122,7 @@ def main() -> None:
     parser.add_argument("--classes", choices=("asked", "one"), nargs="+", default=["asked"])
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--slices", choices=("mixed", "apart"), default="mixed")
+    parser.add_argument("--guaranteed-share", type=float, default=SharingSettings().guaranteed_share)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args()
@@ -131,7 +134,8 @@ def main() -> None:
     for classes in options.classes:
         settings = SchedulerSettings(max_rows=options.rows, slices=options.slices)
         asked = copy.deepcopy(arrivals) if classes == "asked" else of_one_class(arrivals)
-        simulation = Simulation(device, asked, settings)
+        sharing = SharingSettings(guaranteed_share=options.guaranteed_share)
+        simulation = Simulation(device, asked, settings, sharing)
         started = time.perf_counter()
         simulation.run()
         took = f"{time.perf_counter() - started:.1f} s for {simulation.rounds} rounds, {simulation.asked} decisions"

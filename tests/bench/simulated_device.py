@@ -137,7 +137,7 @@ class Worker:
         self.sharing: DeviceSharing = Alone()
         if lease is not simulation.no_lease:
             clock = lambda: simulation.now  # noqa: E731
-            self.sharing = SharedDevice(self.board, _Lease(lease), SharingSettings(), clock=clock)  # type: ignore[arg-type]
+            self.sharing = SharedDevice(self.board, _Lease(lease), simulation.sharing, clock=clock)  # type: ignore[arg-type]
         self.runs_since: int | None = None
         """The round in which it began to do nothing but decode."""
         self.run_rounds = 0
@@ -345,8 +345,15 @@ class Worker:
 class Simulation:
     """All workers of one device, to the end of the trace."""
 
-    def __init__(self, device: Device, arrivals: list[Arrival], settings: SchedulerSettings) -> None:
+    def __init__(
+        self,
+        device: Device,
+        arrivals: list[Arrival],
+        settings: SchedulerSettings,
+        sharing: SharingSettings | None = None,
+    ) -> None:
         self.device = device
+        self.sharing = sharing or SharingSettings()
         self.no_lease: list = []
         models = max((arrival.model for arrival in arrivals), default=0) + 1
         lease = [] if models > 1 else self.no_lease
@@ -461,7 +468,7 @@ class Simulation:
         """Nothing runs: on to what comes next. False when nothing does."""
         ends = [*self._asleep.values()]
         if held:
-            ends.append(self.now + SharingSettings().poll_seconds)
+            ends.append(self.now + self.sharing.poll_seconds)
         if self._todo:
             ends.append(self._todo[-1].at)
         self.now = max(self.now, min(ends, default=self.now))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.admission import DayTokens, KeyLimits
 from gateway.caller import Caller
@@ -27,6 +28,7 @@ from protocol.generation import (
     Rerank,
     Reranked,
     TextPrompt,
+    Timings,
     Tokenize,
     Tokenized,
     TokenPrompt,
@@ -118,6 +120,30 @@ async def test_a_days_tokens_are_charged_and_run_out() -> None:
     refused = await call(app, EMBEDDINGS, HELLO)
     assert (refused.status, refused.headers["x-should-retry"]) == (429, "false")
     assert (await call(app, TOKENIZE, {"model": MODEL, "prompt": "a"})).status == 200
+
+
+async def test_who_asks_for_details_gets_timings_and_nobody_else_does() -> None:
+    """The object `mlxd` as in other dialects: the worker's timings with what was waited for here. Tokens have none."""
+    timings = Timings(queue_seconds=1.0, prefill_seconds=2.0, decode_seconds=0.0, prefill_slices=3)
+
+    def timed(work: Work) -> Sequence[RequestEvent]:
+        *before, end = counts(work)
+        return [*before, replace(end, timings=timings) if isinstance(end, Embedded | Reranked) else end]
+
+    app = app_of(Answerer(timed))
+    ranking = {"model": MODEL, "query": "q", "documents": ["d"]}
+    asking = {"content-type": "application/json", "x-mlxd-details": "1"}
+    for path, body in ((EMBEDDINGS, HELLO), (EMBEDDINGS, {**HELLO, "encoding_format": "base64"}), (RERANK, ranking)):
+        assert "mlxd" not in (await call(app, path, body)).json
+        answer = await call(app, path, body, headers=asking)
+        told = answer.json["mlxd"]
+        assert told["request_id"].startswith("req_")
+        assert told.keys() == {"request_id", "timings"}
+        assert told["timings"]["prefill_seconds"] == 2.0
+        assert told["timings"]["prefill_slices"] == 3
+        assert told["timings"]["queue"]["worker_seconds"] == 1.0
+        assert told["timings"]["queue_seconds"] >= 1.0
+    assert "mlxd" not in (await call(app, TOKENIZE, {"model": MODEL, "prompt": "a"}, headers=asking)).json
 
 
 async def test_what_was_refused_costs_nothing_and_what_ran_is_paid() -> None:
