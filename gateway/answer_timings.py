@@ -17,6 +17,9 @@ HELD_BY_KEY = "key_limit"
 HELD_BY_CLASS = "class_limit"
 """Other requests of the class have to end first (`max_running_<class>`)."""
 
+HELD_BY_MEMORY = "memory"
+"""Its model waits until others have left. A worker says it, too, of whose KV has no room."""
+
 
 HELD_BY_RESTART = "restart"
 """Its process is being replaced, and the next one begins it from the start."""

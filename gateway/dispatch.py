@@ -36,8 +36,9 @@ from gateway.dispatch_terms import (
 from gateway.fleet import Fleet
 from gateway.fleet_effects import FleetEffects
 from gateway.fleet_failures import shutting_down
-from gateway.fleet_terms import AdmissionClosed, Draining, Ready, StopAsked, TimerFired
+from gateway.fleet_terms import AdmissionClosed, BackingOff, Draining, Ready, Starting, StopAsked, TimerFired
 from gateway.fresh_books import FreshBooks
+from gateway.load_times import LoadTimes
 from gateway.model_status import ModelFacts, model_status
 from gateway.model_waiters import ModelWaiters, Outcome
 from gateway.open_requests import OpenRequest, OpenRequests
@@ -88,6 +89,7 @@ class Dispatch:
         self._open = OpenRequests()
         self._waiters = ModelWaiters()
         self._books = FreshBooks()
+        self._loads = LoadTimes()
         self._processes = WorkerProcesses(settings, folders, self._post)
         self._inbox: asyncio.Queue[Inbox] = asyncio.Queue()
         self._unread_room = asyncio.Semaphore(_UNREAD_MESSAGES)
@@ -217,6 +219,7 @@ class Dispatch:
             processes=self._processes,
             books=self._books,
             ends=RecentEnds(),
+            loads=self._loads,
             clock=self._clock,
             unix_clock=self._unix_clock,
         )
@@ -308,16 +311,21 @@ class Dispatch:
     def _model_status(self, model: ModelName, now: float) -> ModelStatus:
         incarnation = self._fleet.incarnation(model)
         worker = self._processes.find(incarnation)
+        state, loading = self._fleet.state(model), worker.loading if worker else None
+        began = state.since if isinstance(state, Starting) else state.until if isinstance(state, BackingOff) else None
         facts = ModelFacts(
             name=model,
-            state=self._fleet.state(model),
+            state=state,
             incarnation=incarnation,
             pid=worker.child.pid if worker and worker.child else None,
             restarts=self._fleet.restarts(model),
             last_exit=self._processes.last_exit(model),
             open_requests=len(self._open.sent_to(incarnation)) if incarnation is not None else 0,
             waiting_requests=sum(request.takes_place for request in self._open.waiting(model)),
-            loading=worker.loading if worker else None,
+            loading=loading,
+            loaded_in_seconds=(
+                None if began is None else self._loads.seconds_left(model, loading=loading, elapsed_seconds=now - began)
+            ),
             books=worker.books if worker else None,
             pong_at=worker.pong_at if worker else None,
             stuck_reason=self._fleet.stuck_reason(model, now),

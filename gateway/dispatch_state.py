@@ -7,6 +7,7 @@ from msgspec import Struct
 from gateway.admission import RecentEnds
 from gateway.fleet import Fleet
 from gateway.fresh_books import FreshBooks
+from gateway.load_times import LoadTimes
 from gateway.model_waiters import ModelWaiters
 from gateway.open_requests import OpenRequests
 from gateway.worker_processes import WorkerProcesses
@@ -21,5 +22,6 @@ class DispatchState(Struct, frozen=True, kw_only=True):
     processes: WorkerProcesses
     books: FreshBooks
     ends: RecentEnds
+    loads: LoadTimes
     clock: Callable[[], float]
     unix_clock: Callable[[], float]

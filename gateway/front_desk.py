@@ -19,7 +19,7 @@ from gateway.admission import (
     rate_headers,
     refusal,
 )
-from gateway.answer_timings import AnswerTimings, answer_timings
+from gateway.answer_timings import HELD_BY_MEMORY, AnswerTimings, answer_timings
 from gateway.caller import Caller
 from gateway.handed_over import HandedOver
 from gateway.in_flight import InFlight, PromptOf, RequestView
@@ -28,9 +28,9 @@ from gateway.in_flight_request import InFlightRequest, advance
 from gateway.latency_class import WorkClass
 from gateway.replies import Reply
 from gateway.request_tallies import Dialect, RequestTallies, count_warm
-from gateway.status import ModelState, StatusSource
+from gateway.status import ModelState, ModelStatus, StatusSource
 from protocol.failures import Failure
-from protocol.generation import Loading, RequestEvent, Timings, Warmed
+from protocol.generation import RequestEvent, Timings, Warmed
 from protocol.ids import ModelName, RequestId
 
 RateWords = Callable[[Load, KeyLimits], tuple[tuple[bytes, bytes], ...]]
@@ -106,9 +106,9 @@ class FrontDesk:
     def views(self, *, key_name: str | None = None) -> tuple[RequestView, ...]:
         """What is open: all of it, or one key's."""
         requests = self._book.everything() if key_name is None else self._book.of_key(key_name)
-        loading = self._loading()
+        models = self._models()
         now = self._clock()
-        return tuple(self._book.view(request, loading=loading.get(request.model), now=now) for request in requests)
+        return tuple(self._view(request, models.get(request.model), now) for request in requests)
 
     def standings(self) -> tuple[InFlightRequest, ...]:
         """Everybody's open requests, to be counted and not changed."""
@@ -135,12 +135,12 @@ class FrontDesk:
         advance(request, event, self._clock())
 
     def view(self, request: InFlightRequest) -> RequestView:
-        loading = self._loading().get(request.model) if request.phase == "waiting_for_model" else None
-        return self._book.view(request, loading=loading, now=self._clock())
+        model = self._models().get(request.model) if request.phase == "waiting_for_model" else None
+        return self._view(request, model, self._clock())
 
     def model_state(self, request: InFlightRequest) -> ModelState | None:
-        models = self._status_source.status().models
-        return next((model.state for model in models if model.name == request.model), None)
+        model = self._models().get(request.model)
+        return None if model is None else model.state
 
     def prefill_seconds(self, request: InFlightRequest) -> float:
         return 0.0 if request.prefill_began is None else self._clock() - request.prefill_began
@@ -195,9 +195,19 @@ class FrontDesk:
             unix_now=unix_now,
         )
 
-    def _loading(self) -> dict[ModelName, Loading]:
-        models = self._status_source.status().models
-        return {model.name: model.loading for model in models if model.loading is not None}
+    def _models(self) -> dict[ModelName, ModelStatus]:
+        return {model.name: model for model in self._status_source.status().models}
+
+    def _view(self, request: InFlightRequest, model: ModelStatus | None, now: float) -> RequestView:
+        if model is None:
+            return self._book.view(request, loading=None, now=now)
+        return self._book.view(
+            request,
+            loading=model.loading,
+            loaded_in_seconds=model.loaded_in_seconds,
+            model_held_by=HELD_BY_MEMORY if model.state == "waiting_for_memory" else "",
+            now=now,
+        )
 
 
 class Place:

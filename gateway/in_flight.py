@@ -13,6 +13,7 @@ from gateway.admission import ClassLimits
 from gateway.answer_timings import HELD_BY_CLASS, HELD_BY_KEY
 from gateway.in_flight_request import InFlightRequest, Phase, hold
 from gateway.latency_class import WorkClass
+from gateway.turn_etas import RunTimes, turn_eta
 from protocol.generation import Loading, Prefilling
 from protocol.ids import ModelName, RequestId
 
@@ -32,7 +33,9 @@ class PromptProgress(Struct, frozen=True, kw_only=True):
 class RequestView(Struct, frozen=True, kw_only=True, rename={"latency_class": "class"}):
     """One open request as its owner and the operator see it. What is not known is null; `held_by` is empty then.
 
-    `ahead` requests go first. `eta_seconds` is until the first token. `loading_percent` is how far the model is read.
+    `ahead` requests go first. `eta_seconds` is until the first token, as far as a worker can tell; of what no worker
+    has yet until it has its turn, by `held_by`, or until its model is loaded. `loading_percent` is how far that is
+    read.
     """
 
     id: RequestId
@@ -66,6 +69,7 @@ class InFlight:
         self._without_turn: dict[RequestId, InFlightRequest] = {}
         self._turns_of_key: Counter[str] = Counter()
         self._turns_of_class: Counter[WorkClass] = Counter()
+        self._runs_of_key, self._runs_of_class = RunTimes(), RunTimes()
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -83,6 +87,11 @@ class InFlight:
             self._turns_of_class[request.work_class] -= 1
             if request.work_class != "warm":
                 self._turns_of_key[request.key_name] -= 1
+        if request.turn_at is not None and request.has_cost:
+            # What was refused, or left before it was worked on, says nothing of how long others will run.
+            self._runs_of_class.ended(request.work_class, seconds=now - request.turn_at, now=now)
+            if request.work_class != "warm":
+                self._runs_of_key.ended(request.key_name, seconds=now - request.turn_at, now=now)
         hold(request, "", now)
         request.left = now
         return "left"
@@ -133,9 +142,25 @@ class InFlight:
         if prompt != "shared":
             request.own_prompts[choice_id] = 0
 
-    def view(self, request: InFlightRequest, *, loading: Loading | None, now: float) -> RequestView:
-        """How it stands. `loading` is its model's, while that is read."""
+    def view(
+        self,
+        request: InFlightRequest,
+        *,
+        loading: Loading | None,
+        now: float,
+        loaded_in_seconds: float | None = None,
+        model_held_by: str = "",
+    ) -> RequestView:
+        """How it stands. `loading` is its model's, while that is read, `loaded_in_seconds` how long that will take
+        still, if that is known, and `model_held_by` what that waits for before."""
         waits = request.phase == "waiting_for_model"
+        is_over_limit = request.held_by in (HELD_BY_KEY, HELD_BY_CLASS)
+        ahead = self._before(request) if waits or is_over_limit else request.ahead
+        eta_seconds = request.eta_seconds
+        if is_over_limit:
+            eta_seconds = self._turn_eta(request, ahead or 0, now)
+        elif waits:
+            eta_seconds = loaded_in_seconds
         return RequestView(
             id=request.request_id,
             key=request.key_name,
@@ -143,14 +168,24 @@ class InFlight:
             latency_class=request.work_class,
             phase=request.phase,
             seconds=round(now - request.arrived, 3),
-            ahead=self._before(request) if waits or request.held_by in (HELD_BY_KEY, HELD_BY_CLASS) else request.ahead,
-            eta_seconds=request.eta_seconds,
-            held_by=request.held_by,
+            ahead=ahead,
+            eta_seconds=None if eta_seconds is None else round(eta_seconds, 1),
+            held_by=request.held_by or (model_held_by if waits else ""),
             loading_percent=_percent(loading) if waits and loading is not None else None,
             prompt_tokens=request.prompt_tokens,
             progress=_progress(request.prefilling) if request.phase == "prefilling" else None,
             completion_tokens=request.completion_tokens,
         )
+
+    def _turn_eta(self, request: InFlightRequest, ahead: int, now: float) -> float | None:
+        if request.held_by == HELD_BY_KEY:
+            usual_seconds = self._runs_of_key.of(request.key_name, now)
+            rivals = (other for other in self.of_key(request.key_name) if other.work_class != "warm")
+        else:
+            usual_seconds = self._runs_of_class.of(request.work_class, now)
+            rivals = iter(self.of_class(request.work_class))
+        running_seconds = [now - other.turn_at for other in rivals if other.turn_at is not None]
+        return turn_eta(running_seconds, usual_seconds, ahead=ahead)
 
     def _before(self, request: InFlightRequest) -> int:
         """How many wait for the same thing and came first."""

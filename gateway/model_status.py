@@ -22,6 +22,7 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     open_requests: int
     waiting_requests: int
     loading: Loading | None
+    loaded_in_seconds: float | None
     books: Pong | None
     pong_at: float | None
     stuck_reason: str | None
@@ -45,6 +46,7 @@ def model_status(facts: ModelFacts, *, now: float, unix_now: float) -> ModelStat
         restarts=facts.restarts,
         limits=state.limits if isinstance(state, Ready) else None,
         loading=facts.loading if isinstance(state, Starting) else None,
+        loaded_in_seconds=facts.loaded_in_seconds,
         last_exit=facts.last_exit,
         open_requests=facts.open_requests,
         waiting_requests=facts.waiting_requests,

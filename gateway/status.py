@@ -32,10 +32,11 @@ class LastExit(Struct, frozen=True, kw_only=True):
 class ModelStatus(Struct, frozen=True, kw_only=True):
     """One model that dispatch knows of. A model of the catalog without an entry is `absent`.
 
-    `loading` is there while weights are read. `stuck_reason` is set while the model has work that does not get on: its
-    step loop made no step for half of its limit, the process is being stopped for that, or somebody holds it.
-    `held_reason` is set as long as somebody holds it (SIGSTOP, a debugger), with work or without. Both are words that
-    an operator can act on. `books` is the process's last Pong.
+    `loading` is there while weights are read, `loaded_in_seconds` while a process starts, or will, and others tell how
+    long that takes. `stuck_reason` is set while the model has work that does not get on: its step loop made no step for
+    half of its limit, the process is being stopped for that, or somebody holds it. `held_reason` is set as long as
+    somebody holds it (SIGSTOP, a debugger), with work or without. Both are words that an operator can act on. `books`
+    is the process's last Pong.
     """
 
     name: ModelName
@@ -46,6 +47,7 @@ class ModelStatus(Struct, frozen=True, kw_only=True):
     restarts: int = 0
     limits: Ready | None = None
     loading: Loading | None = None
+    loaded_in_seconds: float | None = None
     last_exit: LastExit | None = None
     open_requests: int = 0
     waiting_requests: int = 0

@@ -9,7 +9,7 @@ from gateway.cachestore_child import last_exit
 from gateway.dispatch_state import DispatchState
 from gateway.dispatch_terms import RequestObserver, WorkerProcess
 from gateway.fleet_effects import FleetEffects
-from gateway.fleet_terms import Draining, PongReceived, WorkerExited, WorkerHello, WorkerLost, WorkerReady
+from gateway.fleet_terms import Draining, PongReceived, Starting, WorkerExited, WorkerHello, WorkerLost, WorkerReady
 from gateway.processes import ChildExit
 from gateway.worker_socket import WorkerSocket, incarnation_of_peer
 from protocol import generation
@@ -48,6 +48,7 @@ class WorkerWords:
         self._processes = state.processes
         self._books = state.books
         self._ends = state.ends
+        self._loads = state.loads
         self._clock = state.clock
         self._unix_clock = state.unix_clock
         self._effects = effects
@@ -72,6 +73,7 @@ class WorkerWords:
                     return
                 await self._effects.tell(WorkerHello(hello=message))
             case generation.Ready():
+                self._note_load(worker)
                 await self._effects.tell(WorkerReady(model=model, incarnation=incarnation, limits=message))
                 budget = self._processes.changed_budget(worker)
                 if budget is not None:
@@ -89,6 +91,13 @@ class WorkerWords:
                 worker.last_words = failure
             case _:
                 await self._request_event(worker, message)
+
+    def _note_load(self, worker: WorkerProcess) -> None:
+        state = self._fleet.state(worker.model)
+        # One that was held meanwhile (SIGSTOP, a debugger) says nothing of how long the next one takes.
+        if isinstance(state, Starting) and state.incarnation == worker.incarnation and state.suspended_at is None:
+            size_bytes = worker.loading.total_bytes if worker.loading else None
+            self._loads.loaded(worker.model, size_bytes=size_bytes, seconds=self._clock() - state.since)
 
     async def _stranger(self, peer: bytes, hello: Hello) -> None:
         _log.warning("stranger_refused", model=hello.model, incarnation=hello.incarnation, pid=hello.pid)

@@ -304,7 +304,8 @@ class Prefilling(Struct, frozen=True, kw_only=True, tag=True):
 class Waiting(Struct, frozen=True, kw_only=True, tag=True):
     """Where a request stands that cannot run yet, or is held. Sent when that changes, at most once a second.
 
-    `ahead` requests of this worker go first. `eta_seconds` until its first token, by measured rates; None is unknown.
+    `ahead` requests of this worker go first. `eta_seconds` until its first token, or the next one of a row that gives
+    way, by measured rates and by the lengths of the latest answers; None is unknown.
     `held_by` says who it waits for: `rows` (all are taken), `higher_class`, `other_model` (its prefill has the device),
     `disk` (its prefix is being fetched), `memory`; empty: its turn has not come. The gateway itself says `restart`: the
     process is being replaced.

@@ -12,6 +12,7 @@ from worker.debts import DecodeDebts
 from worker.pacing import SchedulerSettings
 from worker.places import Places
 from worker.readiness import Readiness
+from worker.row_ends import AnswerLengths
 from worker.rows import RowTurns
 from worker.sequence import LANES, BooksDoNotAddUp, Lane, Sequence
 from worker.steps import Mixed, Prefill
@@ -34,6 +35,7 @@ class SchedulerBooks:
         self._rows = RowTurns(settings, self.costs, self.places)
         self._tenants = TenantBooks()
         self._debts = DecodeDebts()
+        self._answers = AnswerLengths()
         self._waits = WaitingTimes()
         self._room_seen_seconds_ago = math.inf
         self._slices = [0 for _ in LANES]
@@ -114,6 +116,7 @@ class SchedulerBooks:
         """It finished, failed or was cancelled. Idempotent; an unknown id is fine."""
         sequence = self.places.remove(request_id)
         if sequence is not None:
+            self._answers.ended(sequence.lane, sequence.drawn)
             self._gone(sequence)
             self._forgive()
         return sequence

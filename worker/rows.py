@@ -1,6 +1,5 @@
 """Which of the rows that are done with their prompt should decode now, or stop to. Pure: rule 2 of the scheduler."""
 
-from collections.abc import Iterable
 from typing import Literal
 
 from worker.cost_model import CostModel
@@ -27,7 +26,7 @@ class RowTurns:
             return None
         parkable = [s for s in places.decoding.values() if now >= s.may_be_parked_at and not s.steps_owed]
         last = max(reversed(parkable), key=lambda s: s.lane, default=None)  # of the lowest class who joined last
-        for sequence in self._in_turn(places.parked.values(), now):
+        for sequence in self.in_turn(now):
             if len(places.decoding) < self._settings.max_rows:
                 if (
                     sequence.lane is not Lane.BATCH
@@ -51,15 +50,15 @@ class RowTurns:
         """A row went to somebody."""
         self._next_row_is_for = "highest" if to == "due" and self._next_row_is_for == "due" else "due"
 
-    def _in_turn(self, parked: Iterable[Sequence], now: float) -> list[Sequence]:
-        """The first has the next row."""
+    def in_turn(self, now: float) -> list[Sequence]:
+        """Those that are parked. The first has the next row."""
         due_first = self._next_row_is_for == "due"
 
         def turn(sequence: Sequence) -> tuple[float, ...]:
             is_due = due_first and self.is_due(sequence, now)
             return (0, sequence.parked_since) if is_due else (1, sequence.lane, sequence.arrived)
 
-        return sorted(parked, key=turn)
+        return sorted(self._places.parked.values(), key=turn)
 
     def _would_stretch(self, *, beside: Sequence | None = None) -> bool:
         """Whether the batch rows, and the one that would join, make the others' decode steps more than `stretch` times

@@ -43,8 +43,9 @@ from worker import pacing
 from worker.books import SchedulerBooks
 from worker.line import Line
 from worker.live_kv import Entrance
+from worker.row_ends import RowEnds
 from worker.sequence import LANES, Lane, Sequence, shared_tokens
-from worker.standings import Order, Pace, Standing, eta_seconds_of, standings_of
+from worker.standings import Order, Pace, RowsToCome, Standing, eta_seconds_of, standings_of
 from worker.steps import Decode, Idle, Mixed, Open, Preempt, Prefill, Step
 
 
@@ -156,9 +157,16 @@ class Scheduler(SchedulerBooks):
     def standings(self, now: float) -> list[Standing]:
         """Of every request that has not started, is parked or has not advanced for a while: how many go first, how long
         that takes, and why."""
-        holders = self._holders()
+        holders, decoding = self._holders(), self.places.decoding.values()
+        row_ends = RowEnds(decoding, self._answers, self.costs.step_seconds(len(decoding)), now)
         return standings_of(
-            self.places, self._order(), self._pace(), lambda s: holders.of(s.lane, self._waits.stage_of(s)), now
+            self.places,
+            self._rows.in_turn(now),
+            self._order(),
+            self._pace(),
+            lambda s: holders.of(s.lane, self._waits.stage_of(s)),
+            RowsToCome(self.places, self._settings.max_rows, row_ends),
+            now,
         )
 
     def eta_seconds(self, request_id: RequestId) -> float:

@@ -1,6 +1,6 @@
 """What those who wait are told: how many go first, how long that takes, and whom they wait for. Pure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +9,7 @@ from worker import pacing
 from worker.cost_model import CostModel
 from worker.pacing import SchedulerSettings
 from worker.places import Places
+from worker.row_ends import RowEnds
 from worker.sequence import Lane, Sequence
 
 _TOLD_AFTER_SECONDS = 2.0
@@ -69,18 +70,56 @@ class Pace:
         return tokens
 
 
+class RowsToCome:
+    """How many rows must get free for who waits for one, and how long that takes. Ask in the order in which they go."""
+
+    def __init__(self, places: Places, max_rows: int, row_ends: RowEnds) -> None:
+        self._places = places
+        self._max_rows = max_rows
+        self._row_ends = row_ends
+        self._before = 0
+
+    def for_parked(self, ahead: int) -> float | None:
+        """Of one that has its KV, behind so many of these."""
+        return self._row_ends.seconds_until(ahead + 1)
+
+    def for_next_in_line(self, lane: Lane) -> float | None:
+        """Of one that may not start before: all that have KV now, down to its lane, and those before it need a row."""
+        too_many = max(0, self._places.live_down_to(lane) - self._max_rows)
+        seconds = self._row_ends.seconds_until(too_many + self._before + 1)
+        self._before += 1
+        return seconds
+
+
 def standings_of(
-    places: Places, order: Order, pace: Pace, held_by: Callable[[Sequence], str], now: float
+    places: Places,
+    parked: Iterable[Sequence],
+    order: Order,
+    pace: Pace,
+    held_by: Callable[[Sequence], str],
+    rows: RowsToCome,
+    now: float,
 ) -> list[Standing]:
-    """Of every request that has not started, is parked or has not advanced for a while."""
-    told = [Standing(each.request_id, 0, None, held_by(each)) for each in places.parked.values()]
+    """Of every request that has not started, is parked or has not advanced for a while. `parked` are in the order in
+    which they get rows."""
+    told: list[Standing] = []
+    for ahead, sequence in enumerate(parked):
+        held = held_by(sequence)
+        told.append(Standing(sequence.request_id, ahead, rows.for_parked(ahead) if held == "rows" else None, held))
     seconds = 0.0
     for ahead, sequence in enumerate(sorted(places.waiting(), key=order)):
-        seconds += pace.seconds_left(sequence)
+        own_seconds = pace.seconds_left(sequence)
+        seconds += own_seconds
         if not sequence.is_open or now - sequence.advanced_at >= _TOLD_AFTER_SECONDS:
-            held = held_by(sequence)
-            is_known = held in ("", "higher_class")
-            told.append(Standing(sequence.request_id, ahead, seconds if is_known else None, held))
+            eta_seconds: float | None = None
+            match held := held_by(sequence):
+                case "" | "higher_class":
+                    eta_seconds = seconds
+                case "rows" if (free := rows.for_next_in_line(sequence.lane)) is not None:
+                    eta_seconds = max(seconds, free + own_seconds)
+                case _:
+                    pass
+            told.append(Standing(sequence.request_id, ahead, eta_seconds, held))
     return told
 
 

@@ -300,6 +300,61 @@ def test_a_class_at_its_limit_waits_whosever_it_is() -> None:
     assert book.grant_turns(7.0) == ("req_2",)
 
 
+def test_who_waits_for_a_turn_is_told_when_it_comes() -> None:
+    """By how long requests of the key, or of the class, had their turn lately; nothing before one has ended well, and a
+    refused one is none. What only warms is not the key's."""
+    book = InFlight(ClassLimits(batch=ClassBounds(max_running=1)))
+    alone = KeyLimits(max_running=1)
+    warm = request(9, limits=alone, work_class="warm")
+    entries = [request(1, limits=alone), request(2, limits=alone), request(3, limits=alone)]
+    for entry in (warm, *entries):
+        book.enter(entry)
+    book.grant_turns(10.0)
+    first, second, third = entries
+
+    def told(entry: InFlightRequest, now: float) -> float | None:
+        return book.view(entry, loading=None, now=now).eta_seconds
+
+    assert told(second, 15.0) is None
+    book.leave(warm, 15.0)
+    assert told(second, 15.0) is None
+    advance(first, Queued(request_id=first.request_id, prompt_tokens=9), 12.0)
+    advance(first, Delta(request_id=first.request_id, text="a", tokens=1), 12.0)
+    book.leave(first, 30.0)
+    book.grant_turns(30.0)
+    assert second.has_turn
+    assert told(third, 34.0) == 16.0
+    assert told(third, 55.0) is None  # longer than any that is known
+    failure = Failure(kind=FailureKind.CONTEXT_LENGTH_EXCEEDED, message="too long")
+    advance(second, Failed(request_id=second.request_id, failure=failure), 55.0)
+    book.leave(second, 55.0)
+    assert book.grant_turns(55.0) == (third.request_id,)
+
+    for number in (4, 5, 6):
+        book.enter(request(number, key=f"key {number}", work_class="batch"))
+    book.grant_turns(60.0)
+    running, *waiting = book.of_class("batch")
+    assert [told(entry, 61.0) for entry in waiting] == [None, None]  # another class's requests are no measure
+    advance(running, Delta(request_id=running.request_id, text="a", tokens=1), 62.0)
+    book.leave(running, 70.0)
+    book.grant_turns(70.0)
+    book.enter(request(7, key="key 7", work_class="batch"))
+    book.grant_turns(70.0)
+    _, *waiting = book.of_class("batch")
+    assert [told(entry, 72.0) for entry in waiting] == [8.0, 18.0]
+
+
+def test_who_waits_for_a_load_is_told_how_long_it_takes() -> None:
+    """While it waits for its model, also for the next process of it; not once that has it."""
+    book, entry = after()
+    view = book.view(entry, loading=None, loaded_in_seconds=7.25, now=3.0)
+    assert (view.phase, view.eta_seconds) == ("waiting_for_model", 7.2)
+    assert book.view(entry, loading=None, model_held_by="memory", now=3.0).held_by == "memory"
+    advance(entry, WAITING, 5.0)
+    view = book.view(entry, loading=None, loaded_in_seconds=7.25, model_held_by="memory", now=5.0)
+    assert (view.eta_seconds, view.held_by) == (14.0, "rows")
+
+
 def test_a_warm_takes_no_turn_of_its_keys() -> None:
     """It runs beside, and does not keep its key's answers waiting."""
     book = InFlight(ClassLimits(warm=ClassBounds(max_running=1)))

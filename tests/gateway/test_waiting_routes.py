@@ -202,7 +202,11 @@ class Loads:
     def status(self) -> ServiceStatus:
         loading = Loading(done_bytes=40, total_bytes=100)
         return ServiceStatus(
-            models=(ModelStatus(name=ModelName(MODEL), state="starting", since_unix=0.0, loading=loading),)
+            models=(
+                ModelStatus(
+                    name=ModelName(MODEL), state="starting", since_unix=0.0, loading=loading, loaded_in_seconds=8.4
+                ),
+            )
         )
 
 
@@ -232,12 +236,28 @@ async def next_line(lines: AsyncIterator[str], words: str) -> str:
     raise AssertionError(f"the stream ended without {words!r}")
 
 
+class HasNoRoom:
+    """A service whose model waits for others to leave."""
+
+    def status(self) -> ServiceStatus:
+        return ServiceStatus(models=(ModelStatus(name=ModelName(MODEL), state="waiting_for_memory", since_unix=0.0),))
+
+
+async def test_who_waits_until_other_models_have_left_is_told_so() -> None:
+    """Nobody can say for how long."""
+    generator = ScriptedGenerator(is_silent)
+    async with waiting_stream(generator, desk=make_desk(status_source=HasNoRoom())) as lines:
+        assert await next_line(lines, ": mlxd held_by=memory")
+        (reply,) = generator.replies
+        finish(reply)
+
+
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 async def test_a_model_that_takes_long_does_not_hold_back_the_headers(path: str) -> None:
     """B06: after the patience a stream begins, says how far the load is, and goes on as any other."""
     generator = ScriptedGenerator(is_silent)
     async with waiting_stream(generator, path, make_desk(status_source=Loads())) as lines:
-        assert await next_line(lines, ": mlxd loading=40%")
+        assert await next_line(lines, ": mlxd loading=40% eta=9s")
         (reply,) = generator.replies
         reply.put(Queued(request_id=reply.request_id, prompt_tokens=7))
         finish(reply)

@@ -1,6 +1,7 @@
 """Starting: one load per model, and every way in which a load can come to nothing."""
 
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -112,3 +113,23 @@ async def test_a_preloaded_model_is_ready_before_anybody_asks(runtime_directory:
         dispatch.preload(ModelName("unknown"))
         await until(lambda: [model.state for model in dispatch.status().models] == ["ready"])
         assert len(psutil.Process().children()) == 1
+
+
+async def test_who_waits_for_a_second_load_is_told_how_long_it_takes(runtime_directory: Path) -> None:
+    """As long as the first one; of that nobody knew. A model that is ready has nothing to tell."""
+    model = ModelName("well_behaved")
+    async with serving(settings_for(runtime_directory)) as dispatch:
+        began = time.monotonic()
+        dispatch.preload(model)
+        await until(lambda: [each.state for each in dispatch.status().models] == ["starting"])
+        assert status_of(dispatch, model).loaded_in_seconds is None
+        await until(lambda: status_of(dispatch, model).state == "ready")
+        first_seconds = time.monotonic() - began
+        assert await dispatch.unload_and_wait(model) is None
+        dispatch.preload(model)
+        await until(lambda: status_of(dispatch, model).state == "starting")
+        told = status_of(dispatch, model).loaded_in_seconds
+        assert told is not None
+        assert 0 < told <= first_seconds
+        await until(lambda: status_of(dispatch, model).state == "ready")
+        assert status_of(dispatch, model).loaded_in_seconds is None

@@ -883,6 +883,43 @@ def test_standings() -> None:
     assert made.eta_seconds(RequestId("unknown")) == 0
 
 
+def test_who_waits_for_a_row_is_told_when_one_gets_free() -> None:
+    """By how long answers were, behind those before: of who is parked, in whose order rows are taken, and of who may
+    not start before. One told of in time is a tenth of a second a token here."""
+    made = scheduler(max_rows=1)
+    made.decoded(0.1, 1)
+    for name in "wxyz":
+        start_decoding(made, sequence(RequestId(name), 9))
+        made.places.decoding[RequestId(name)].drawn = 30
+        made.remove(RequestId(name))
+    start_decoding(made, sequence(A, 9, decode_started=None))
+    made.places.decoding[A].drawn = 5
+    made.add(sequence(B, 101))
+    made.add(sequence(C, 201))
+
+    assert made.standings(0.0) == [
+        Standing(B, 0, pytest.approx(2.5 + 0.1, abs=0.06), "rows"),
+        Standing(C, 1, pytest.approx(2.5 + 3.0 + 0.2, abs=0.11), "rows"),
+    ]
+    made.add(sequence(D, 9, I))  # the highest class may start now: rows of lower ones give way
+    made.opened(D, 0, 0.0)
+    made.prefilled(Prefill(D, 8, I), 0.008, 0.0)
+    assert [each.held_by for each in made.standings(0.0) if each.request_id == D] == ["rows"]
+    (parked,) = (each for each in made.standings(0.0) if each.request_id == D)
+    assert (parked.ahead, parked.eta_seconds) == (0, pytest.approx(2.5))
+
+
+def test_where_no_answer_is_known_nobody_is_told_when_a_row_gets_free() -> None:
+    """Unless `max_tokens` is so small that it is as good as a word."""
+    made = scheduler(max_rows=1)
+    made.decoded(0.1, 1)
+    start_decoding(made, sequence(A, 9, max_tokens=30_000))
+    made.add(sequence(B, 101))
+    assert made.standings(0.0) == [Standing(B, 0, None, "rows")]
+    made.places.decoding[A].max_tokens = 51
+    assert made.standings(0.0) == [Standing(B, 0, pytest.approx(5.1, abs=0.1), "rows")]
+
+
 def test_a_prompt_that_has_begun_is_told_whom_it_waits_for() -> None:
     """Not between two slices, but when others have had the device for seconds: a soak saw such prompts for half a
     minute with no reason in the status."""
