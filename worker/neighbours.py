@@ -7,8 +7,9 @@ No operating system ranks GPU work between processes, so workers do it themselve
    their share of the time since the slice began: their steps since then, times what a step of theirs takes
    undisturbed. No longer than `patience` times what would be owed if they had stood still, or than so many steps of
    theirs, if those are longer: a short slice must not be over and forgotten before a slow row could make one.
-2. *Rest.* While a higher class is active elsewhere, work of T seconds is followed by a rest that leaves it the
-   guaranteed share of the time.
+2. *Rest.* While a higher class is active elsewhere, work of T seconds is followed by a rest that leaves it its class's
+   guaranteed share of the time: half for standard, since somebody waits for that, too, and with many models one of them
+   is always answering an interactive request; a tenth for batch.
 3. *Turn.* Of several that could prefill now, the highest class goes first, then who waits longest. Who waits for
    long counts as of the highest class, so no class starves.
 4. *Lease.* One worker at a time prefills, from its slice's beginning until its debt is paid.
@@ -100,13 +101,14 @@ class Hold(Struct, frozen=True, kw_only=True):
 @dataclass(frozen=True, kw_only=True)
 class SharingSettings:
     """`decode_shares` of the time, by their class, are kept for other models' rows while a prompt of no higher class is
-    read, as beside rows of one's own; `guaranteed_share` for work of a lower class. All are inside 0…1.
+    read, as beside rows of one's own. `guaranteed_shares`, by the class of the work, are kept for it beside higher
+    classes; the first has none above it. All are above 0.
 
     `rested_steps` decode steps run between two rests.
     """
 
     decode_shares: tuple[float, ...] = (0.5, 0.2, 0.2)
-    guaranteed_share: float = 0.1
+    guaranteed_shares: tuple[float, ...] = (1.0, 0.5, 0.1, 0.1)
     patience: float = 2.0
     stopped_after_seconds: float = 3.0
     longest_rest_seconds: float = 2.0
@@ -161,9 +163,9 @@ def has_higher_class(rank: int, neighbours: tuple[Neighbour, ...], now: float, s
     )
 
 
-def rest_seconds(worked_seconds: float, settings: SharingSettings) -> float:
-    """How long work of a lower class rests after it worked, beside a higher class."""
-    share = settings.guaranteed_share
+def rest_seconds(rank: int, worked_seconds: float, settings: SharingSettings) -> float:
+    """How long work of this class rests after it worked, beside a higher one."""
+    share = settings.guaranteed_shares[rank]
     return min(worked_seconds * (1 - share) / share, settings.longest_rest_seconds)
 
 
@@ -361,7 +363,7 @@ class Sharing:
         self._taken = SliceTaken(
             rank=self._rank, started=self._slice_started, ended=now, steps_before=self._steps_before
         )
-        self._prefill_rests_until = now + rest_seconds(now - self._slice_started, self._settings)
+        self._prefill_rests_until = now + rest_seconds(self._rank, now - self._slice_started, self._settings)
         self._enter(PrefillState.PAYING, now)
 
     def decoded(self, now: float) -> None:
@@ -377,7 +379,8 @@ class Sharing:
         self._worked_steps += 1
         self._worked_seconds += self._step_time.seconds if seconds is None else seconds
         if self._worked_steps >= self._settings.rested_steps:
-            self._decode_rests_until = now + rest_seconds(self._worked_seconds, self._settings)
+            rank = self._load.decoding_rank or 0
+            self._decode_rests_until = now + rest_seconds(rank, self._worked_seconds, self._settings)
             self._worked_steps, self._worked_seconds = 0, 0.0
 
     def idle(self, now: float) -> None:

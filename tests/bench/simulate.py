@@ -2,14 +2,15 @@
 """A day in seconds: the real schedulers, and the real rules between them, on a device that is only a table of costs.
 
     python -m tests.bench.simulate [--device cpu|m-series|h200] [--fit FILE] [--clients N] [--models N] [--hours H]
-                                   [--classes asked one] [--rows N] [--slices apart] [--guaranteed-share 0…1]
+                                   [--classes asked one] [--rows N] [--slices apart] [--standard-share 0…1]
                                    [--seed N] [--picture FILE]
 
 What is asked is in `day_trace`, what of workers and device is modelled in `simulated_device`. Eleven clients of one
 model are the default; `--device h200 --clients 500 --models 8` is what no machine of ours can run. `--classes one`
 gives everybody the same class and tenant, and `--classes asked one` runs both: what classes are worth. `--slices apart`
 runs slices and decode steps one after the other, as for models whose passes cannot be mixed; a mixed pass takes as long
-as the step and the slice's tokens. `--fit` takes the costs from a real run: a file of JSON lines with prompt_tokens,
+as the step and the slice's tokens. `--standard-share` is what that class keeps beside interactive work of other models.
+`--fit` takes the costs from a real run: a file of JSON lines with prompt_tokens,
 cached_tokens, prefill_seconds, completion_tokens and decode_seconds, as they stand in each answer's usage and timings,
 of requests that ran alone.
 It judges policies, not devices: no figure of this table was measured on the device it names.
@@ -122,7 +123,8 @@ def main() -> None:
     parser.add_argument("--classes", choices=("asked", "one"), nargs="+", default=["asked"])
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--slices", choices=("mixed", "apart"), default="mixed")
-    parser.add_argument("--guaranteed-share", type=float, default=SharingSettings().guaranteed_share)
+    _, standard_share, *lower_shares = SharingSettings().guaranteed_shares
+    parser.add_argument("--standard-share", type=float, default=standard_share)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args()
@@ -134,7 +136,7 @@ def main() -> None:
     for classes in options.classes:
         settings = SchedulerSettings(max_rows=options.rows, slices=options.slices)
         asked = copy.deepcopy(arrivals) if classes == "asked" else of_one_class(arrivals)
-        sharing = SharingSettings(guaranteed_share=options.guaranteed_share)
+        sharing = SharingSettings(guaranteed_shares=(1.0, options.standard_share, *lower_shares))
         simulation = Simulation(device, asked, settings, sharing)
         started = time.perf_counter()
         simulation.run()

@@ -141,10 +141,12 @@ def test_an_idle_neighbour_is_never_stopped() -> None:
     assert is_stopped(neighbour(active_rank=0, updated=0.0), 100.0, SETTINGS)
 
 
-@given(st.floats(0.0, 10.0))
-def test_rest_leaves_the_guaranteed_share(worked: float) -> None:
-    """At least that share of the time, since a rest has a longest."""
-    assert worked >= SETTINGS.guaranteed_share * (worked + rest_seconds(worked, SETTINGS)) - 1e-9
+@given(st.sampled_from((INTERACTIVE, STANDARD, BATCH, WARM_RANK)), st.floats(0.0, 10.0))
+def test_rest_leaves_the_guaranteed_share(rank: int, worked: float) -> None:
+    """At least that share of the time, since a rest has a longest. The highest class never rests."""
+    rest = rest_seconds(rank, worked, SETTINGS)
+    assert worked >= SETTINGS.guaranteed_shares[rank] * (worked + rest) - 1e-9
+    assert rest == 0 or rank != INTERACTIVE
 
 
 # --- turns and lease ------------------------------------------------------------------------------------------------
@@ -414,7 +416,18 @@ def test_rows_keep_their_share_beside_prompts_of_other_models(
     assert shares[0] >= 0.6 * shares[-1] - 2, "slices go round"
 
 
-def test_a_lower_class_keeps_its_guaranteed_share_and_not_much_more() -> None:
+def test_standard_rows_keep_half_of_the_device_beside_interactive_ones_elsewhere() -> None:
+    """Somebody waits for these, too: they rest as long as they work, and no longer."""
+    room = Room()
+    interactive = SimulatedWorker(key(1), INTERACTIVE, step_seconds=0.02)
+    standard = SimulatedWorker(key(2), STANDARD, step_seconds=0.02)
+    room.workers = [interactive, standard]
+    room.run(100.0)
+
+    assert 45.0 <= standard.decoded <= 55.0
+
+
+def test_batch_keeps_its_guaranteed_share_and_not_much_more() -> None:
     """A batch prompt and batch rows beside an interactive row that never ends: held back, never starved."""
     room = Room()
     interactive = SimulatedWorker(key(1), INTERACTIVE, step_seconds=0.02)
