@@ -1,8 +1,8 @@
 """Processes that somebody holds: stopped by SIGSTOP, by a shell's Ctrl-Z, at a debugger's breakpoint.
 
 Such a process makes no step and is not stuck. It is left alone for as long as it is held: it gets no request, is not
-unloaded for being idle, nor for another model's sake; its requests wait. When it goes on it has all its patience anew.
-What is being stopped anyhow is not spared, nor is it when an operator unloads it.
+unloaded for being idle, nor for another model's sake; its requests wait. When it goes on it has all its patience anew;
+what it rested before counts on. What is being stopped anyhow is not spared, nor is it when an operator unloads it.
 """
 
 from typing import assert_never
@@ -46,8 +46,15 @@ def note_suspended(life: Life, settings: FleetSettings, now: float) -> list[Effe
         case Starting():
             life.state = replace(state, suspended_at=began, deadline=max(state.deadline, next_look_at))
         case Ready():
-            next_ping_at = min(state.next_ping_at, next_look_at)
-            life.state = replace(state, suspended_at=began, progress_at=now, next_ping_at=next_ping_at)
+            # Between two looks that found it held it did not rest; its progress was noted at the first of them.
+            held_on = now - state.progress_at if since is not None else 0.0
+            life.state = replace(
+                state,
+                suspended_at=began,
+                progress_at=now,
+                idle_since=min(now, state.idle_since + held_on),
+                next_ping_at=min(state.next_ping_at, next_look_at),
+            )
         case Absent() | WaitingForMemory() | Draining() | BackingOff() | GivenUp():
             return []
         case _:
@@ -58,7 +65,7 @@ def note_suspended(life: Life, settings: FleetSettings, now: float) -> list[Effe
 
 
 def note_continued(life: Life, settings: FleetSettings, now: float) -> list[Effect]:
-    """It goes on, with as much time as if it had just begun, and gets what waited for it meanwhile."""
+    """It goes on, with as much time for its work as if it had just begun, and gets what waited for it meanwhile."""
     state = life.state
     since = suspended_at(state)
     if since is None:
@@ -67,7 +74,7 @@ def note_continued(life: Life, settings: FleetSettings, now: float) -> list[Effe
         case Starting():
             life.state = replace(state, suspended_at=None, deadline=now + start_patience(life, settings))
         case Ready():
-            life.state = replace(state, suspended_at=None, progress_at=now, idle_since=now)
+            life.state = replace(state, suspended_at=None, progress_at=now)
         case Absent() | WaitingForMemory() | Draining() | BackingOff() | GivenUp():
             return []
         case _:
