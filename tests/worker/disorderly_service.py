@@ -18,9 +18,10 @@ from protocol.blocks import LeasedBlock
 from protocol.generation import Cancel, Delta, Drain, Failed, Finished, ForgetHot, Pin, SetBudget, Warmed, WorkerEvent
 from protocol.ids import BLOCK_TOKENS, GRAIN_TOKENS, BlockKey, RequestId
 from protocol.latency import LatencyClass
+from protocol.sampling import Sampling
 from tests.worker.block_files import leased_file
-from tests.worker.parts import prepared
-from tests.worker.test_mlx_engine import Model, prompt
+from tests.worker.parts import GREEDY, prepared
+from tests.worker.test_mlx_engine import Desk, Model, prompt
 from tests.worker.test_preemption import TokenWords
 from worker.live_kv import LiveKV
 from worker.loop import StepLoop
@@ -34,6 +35,8 @@ from worker.sequence import Prepared
 
 _GRAINS = BLOCK_TOKENS // GRAIN_TOKENS
 _PARTS = 4
+
+_SEEDED = Sampling(temperature=0.8, top_p=0.9, seed=11, frequency_penalty=0.4, repetition_penalty=1.2)
 
 LOGPROB_NOISE = 1e-3
 """How far a logprob may be from the cold run's, in float32; mistakes of reuse are seen at 0.1 and above."""
@@ -304,6 +307,7 @@ class Disorder:
             f"r{next(self._names)}",
             token_ids,
             max_tokens=count,
+            sampling=dice.choice([GREEDY, GREEDY, GREEDY, _SEEDED]),
             top_logprobs=dice.choice([None, 0]),
             scope=owner.encode(),
             owner=owner,
@@ -357,6 +361,9 @@ class Disorder:
         """Also of those that were cancelled, as far as they came."""
         if not said:
             return None
+        if one.request.sampling != GREEDY:
+            cold = Desk(self.model).ask(name, one.token_ids, one.max_tokens, sampling=one.request.sampling)
+            return None if said == cold[: len(said)] else Difference(name, 0, said, cold, 0.0, 0.0)
         cold, references = self.model.reference(one.token_ids, one.max_tokens)
         same = next((at for at, pair in enumerate(zip(said, cold, strict=False)) if pair[0] != pair[1]), len(said))
         off = max((abs(logprobs[at] - references[at][said[at]]) for at in range(min(same, len(logprobs)))), default=0.0)

@@ -335,6 +335,86 @@ def test_a_state_for_a_block_on_disk_gets_a_block_of_its_own() -> None:
     index.check()
 
 
+forks = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 90)), min_size=1, max_size=6)
+
+
+class StatefulIndexMachine(RuleBasedStateMachine):
+    """What rows keep and what the disk gives, in any order: the books add up, and a match ends at the state after just
+    the tokens that were asked for."""
+
+    @initialize(budget_tokens=st.integers(50, 1500))
+    def start(self, budget_tokens: int) -> None:
+        self.index: Index = PrefixIndex(budget_tokens * 10, "states")
+        self.index.open_root(ROOT)
+        self.asked: list[list[int]] = []
+
+    @rule(fork=forks, positions=st.lists(st.integers(1, 540), max_size=3))
+    def keep(self, fork: list[tuple[int, int]], positions: list[int]) -> None:
+        """As the prefix cache does: blocks, then states, in blocks of their own where those could not be written."""
+        token_ids = [token for token, count in fork for _ in range(count)]
+        for block in chain_of_blocks(token_ids):
+            self.index.insert(block)
+        for position in sorted(positions):
+            if position > len(token_ids):
+                continue
+            start = (position - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+            own = chain_of_blocks(token_ids[:position])[-1]
+            state = State(tuple(token_ids[:position]), 5)
+            if self.index.wants_own_block(own.parent, tuple(token_ids[start:position])):
+                own.states[position - start] = state
+                self.index.insert(own)
+            else:
+                self.index.attach(own.parent, tuple(token_ids[start:position]), state)
+        self.asked.append(token_ids)
+
+    @rule(data=st.data(), grains=st.integers(1, 34), with_states=st.lists(st.integers(1, 16), max_size=2))
+    def read(self, data: st.DataObject, grains: int, with_states: list[int]) -> None:
+        """From disk: durable, cut to grains, with whatever states are in the file; perhaps not for the first time."""
+        if not self.asked:
+            return
+        token_ids = data.draw(st.sampled_from(self.asked))[: grains * 16]
+        token_ids = token_ids[: len(token_ids) // 16 * 16]
+        for block in chain_of_blocks(token_ids):
+            block.is_durable = True
+            for position in (grain * 16 for grain in with_states):
+                if position <= len(block.token_ids):
+                    block.states[position] = State(tuple(token_ids[: block.start + position]), 5)
+            self.index.insert(block)
+
+    @rule(data=st.data())
+    def write(self, data: st.DataObject) -> None:
+        if len(self.index):
+            data.draw(st.sampled_from(self.index.blocks())).is_durable = True
+
+    @rule(data=st.data(), more=st.lists(st.integers(0, 2), max_size=3))
+    def use(self, data: st.DataObject, more: list[int]) -> None:
+        if not self.asked:
+            return
+        token_ids = [*data.draw(st.sampled_from(self.asked)), *more]
+        match = self.index.match(ROOT, token_ids, len(token_ids))
+        joined = [token for use in match.uses for token in use.block.token_ids[: use.tokens]]
+        assert joined == token_ids[: match.tokens]
+        assert all(use.tokens == BLOCK_TOKENS for use in match.uses[:-1])
+        if match.uses:
+            last = match.uses[-1]
+            assert last.block.states[last.tokens].payload == tuple(token_ids[: match.tokens])
+        self.index.touch(match)
+
+    @rule(budget_tokens=st.integers(0, 1500))
+    def set_budget(self, budget_tokens: int) -> None:
+        self.index.set_budget(budget_tokens * 10)
+
+    @invariant()
+    def holds(self) -> None:
+        if hasattr(self, "index"):
+            self.index.check()
+            assert self.index.size_bytes <= self.index.budget_bytes
+
+
+StatefulIndexMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
+test_states_against_their_tokens = StatefulIndexMachine.TestCase
+
+
 @pytest.mark.parametrize("seed", range(16))
 def test_a_block_that_is_there_already_is_counted_once(seed: int) -> None:
     """Also when a longer one beside it, which is on disk, contains its tokens: whichever of the two is found first."""
