@@ -6,7 +6,6 @@ much as there are tenants in it; where there is room for some of them only, a gl
 
 import itertools
 from bisect import bisect_left, insort
-from collections import Counter
 from collections.abc import Iterator
 
 from protocol.ids import RequestId
@@ -24,7 +23,7 @@ class Line:
         self._by_work: list[tuple[int, int, Sequence]] = []
         self._by_most_tokens: list[tuple[int, int, Sequence]] = []
         self._by_arrival: list[tuple[float, int, Sequence]] = []
-        self._tenants: Counter[str] = Counter()
+        self._by_work_of: dict[str, list[tuple[int, int, Sequence]]] = {}
 
     def __len__(self) -> int:
         return len(self._prompts)
@@ -66,12 +65,14 @@ class Line:
         sequence = self._prompts.pop(request_id, None)
         if sequence is None or self._fetching.pop(request_id, None) is not None:
             return sequence
-        del self._by_work[bisect_left(self._by_work, (_work_tokens(sequence), sequence.ticket))]
+        work = _work_tokens(sequence), sequence.ticket
+        del self._by_work[bisect_left(self._by_work, work)]
+        of_tenant = self._by_work_of[sequence.tenant]
+        del of_tenant[bisect_left(of_tenant, work)]
+        if not of_tenant:
+            del self._by_work_of[sequence.tenant]
         del self._by_most_tokens[bisect_left(self._by_most_tokens, (sequence.most_tokens, sequence.ticket))]
         del self._by_arrival[bisect_left(self._by_arrival, (sequence.arrived, sequence.ticket))]
-        self._tenants[sequence.tenant] -= 1
-        if not self._tenants[sequence.tenant]:
-            del self._tenants[sequence.tenant]
         return sequence
 
     def has_candidate(self, entrance: Entrance, now: float) -> bool:
@@ -82,20 +83,23 @@ class Line:
 
     def shortest(self, entrance: Entrance, now: float) -> Iterator[Sequence]:
         """Of each tenant the one with the least work among those that may start now, and perhaps some more; those whose
-        blocks never came in time first, the others by their work."""
+        blocks never came in time first."""
         if entrance.only is not None:
             yield from self._only(entrance.only, entrance, now)
             return
         yield from (each for each in self._overdue(now) if entrance.admits(each))
-        seen: set[str] = set()
         bound = entrance.bound(self._lane)
         longest_tokens = bound.most_tokens if self._some_stay_short(bound) else bound.tokens
-        for work_tokens, _, sequence in self._by_work:
-            if work_tokens >= longest_tokens or len(seen) == len(self._tenants):
-                return
-            if sequence.tenant not in seen and bound.may_admit(sequence) and entrance.admits(sequence):
-                seen.add(sequence.tenant)
-                yield sequence
+        if not self._by_work or self._by_work[0][0] >= longest_tokens:
+            return
+        # By tenant: to find one that has long prompts only, all others' shorter ones would be looked at each time.
+        for by_work in self._by_work_of.values():
+            for work_tokens, _, sequence in by_work:
+                if work_tokens >= longest_tokens:
+                    break
+                if bound.may_admit(sequence) and entrance.admits(sequence):
+                    yield sequence
+                    break
 
     def oldest(self, entrance: Entrance, now: float) -> Iterator[Sequence]:
         """The one that came first among those that may start now, and perhaps some more."""
@@ -125,10 +129,11 @@ class Line:
         return [each for each in late if each.blocks_deadline is not None and each.blocks_deadline <= now]
 
     def _order(self, sequence: Sequence) -> None:
-        insort(self._by_work, (_work_tokens(sequence), sequence.ticket, sequence))
+        work = _work_tokens(sequence), sequence.ticket, sequence
+        insort(self._by_work, work)
+        insort(self._by_work_of.setdefault(sequence.tenant, []), work)
         insort(self._by_most_tokens, (sequence.most_tokens, sequence.ticket, sequence))
         insort(self._by_arrival, (sequence.arrived, sequence.ticket, sequence))
-        self._tenants[sequence.tenant] += 1
 
 
 def _work_tokens(sequence: Sequence) -> int:
