@@ -24,6 +24,7 @@ from worker.mlx_blocks import KVArrays, KVLayout, block_bytes
 from worker.mlx_footprint import footprint_of
 from worker.mlx_masks import allowed_tokens
 from worker.mlx_model import LoadedModel
+from worker.mlx_row_masks import mask_padding_only
 from worker.mlx_sampling import BatchSampler
 from worker.mlx_state import leaves, resume, row_snapshot, shape_of, snapshot, state_bytes
 from worker.prefix_index import Block, BlockUse, State
@@ -176,6 +177,7 @@ class MlxEngine:
         if self._logprobs is not None:
             self._logprobs = tuple(mx.concatenate([part, part[:1]]) for part in self._logprobs)
         self._rows.append(row)
+        self._mask_rows()
 
     def park(self, request_id: RequestId) -> None:
         index = self._row_index(request_id)
@@ -318,8 +320,12 @@ class MlxEngine:
             self._logprobs = tuple(part[index] for part in self._logprobs)
         for cache in self._caches:
             cache.filter(index)
+        self._mask_rows()
         # At once, or the KV of those that left would stay until the next step is computed.
         mx.eval([cache.state for cache in self._caches])
+
+    def _mask_rows(self) -> None:
+        mask_padding_only(leaves(self._caches), [row.held for row in self._rows])
 
     @property
     def _written(self) -> int:
