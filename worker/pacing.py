@@ -72,7 +72,7 @@ class _Values:
 
 _GAPS = {
     Lane.INTERACTIVE: _Values(0.75, 0.75, 0.5),
-    Lane.STANDARD: _Values(1.25, 1.25, 0.5),
+    Lane.STANDARD: _Values(1.15, 1.15, 0.5),
     Lane.BATCH: _Values(2.5, 1.0, 1.0),
 }
 """By the highest lane that decodes: how long a gap between its tokens may be, in `slice_seconds`. Nobody reads along
@@ -80,7 +80,7 @@ with batch rows; but who comes meanwhile waits for the pass to end."""
 
 _SHARES = {
     Lane.INTERACTIVE: _Values(0.5, 0.5, 0.9),
-    Lane.STANDARD: _Values(0.2, 0.2, 0.8),
+    Lane.STANDARD: _Values(0.15, 0.15, 0.8),
     Lane.BATCH: _Values(0.1, 0.2, 0.5),
 }
 """By the highest lane that decodes: the part of the time it keeps while a prompt is prefilled. Who reads along keeps

@@ -537,13 +537,13 @@ def test_batch_rows_that_cost_nothing_stay() -> None:
 @pytest.mark.parametrize(
     ("prefilled", "left", "rate", "expected"),
     [
-        (0, 10_000, 800.0, 200),  # target 0.25 s; no grid line inside
-        (0, 10_000, 1200.0, 256),  # 300 → the grid, which costs 44
-        (0, 10_000, 1600.0, 256),  # 400 → 144 beyond is less than half of 400
-        (0, 10_000, 2080.0, 512),  # 520
-        (0, 10_000, 2040.0, 256),  # 510: the grid costs 254, just under the half
-        (200, 10_000, 800.0, 200),  # ends at 400: 144 beyond would cost too much
-        (200, 10_000, 400.0, 56),  # ends at 300: 44 beyond of 100
+        (0, 10_000, 870.0, 200),  # target 0.23 s; no grid line inside
+        (0, 10_000, 1305.0, 256),  # 300 → the grid, which costs 44
+        (0, 10_000, 1740.0, 256),  # 400 → 144 beyond is less than half of 400
+        (0, 10_000, 2261.0, 512),  # 520
+        (0, 10_000, 2218.0, 256),  # 510: the grid costs 254, just under the half
+        (200, 10_000, 870.0, 200),  # ends at 400: 144 beyond would cost too much
+        (200, 10_000, 435.0, 56),  # ends at 300: 44 beyond of 100
         (0, 30, 1000.0, 30),  # all that is left
         (0, 10_000, 1.0, 16),  # the floor
         (0, 100_000, 1e9, 2048),  # the ceiling
@@ -563,7 +563,7 @@ def test_slices(prefilled: int, left: int, rate: float, expected: int) -> None:
 
 @pytest.mark.parametrize(
     ("rows", "prompt", "seconds"),
-    [(I, I, 0.15), (I, S, 0.1), (I, BATCH, 0.1), (S, I, 0.25), (S, S, 0.25), (S, BATCH, 0.1), (BATCH, I, 0.5)],
+    [(I, I, 0.15), (I, S, 0.1), (I, BATCH, 0.1), (S, I, 0.23), (S, S, 0.23), (S, BATCH, 0.1), (BATCH, I, 0.5)],
 )
 def test_a_gap_is_as_long_as_the_classes_allow(rows: Lane, prompt: Lane, seconds: float) -> None:
     """A gap is a slice and the step after it."""
@@ -593,7 +593,7 @@ def test_a_slice_that_delays_nobody_may_be_longer(lane: Lane, tokens: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("rows", "prompt", "share"), [(I, I, 0.5), (I, S, 0.9), (I, BATCH, 0.9), (S, S, 0.2), (S, I, 0.2), (BATCH, S, 0.1)]
+    ("rows", "prompt", "share"), [(I, I, 0.5), (I, S, 0.9), (I, BATCH, 0.9), (S, S, 0.15), (S, I, 0.15), (BATCH, S, 0.1)]
 )
 def test_a_slice_is_paid_back_in_decode_time(rows: Lane, prompt: Lane, share: float) -> None:
     """The decoding rows keep their share of the time."""
