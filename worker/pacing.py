@@ -6,8 +6,8 @@ stands what each gets; the scheduler asks, and does.
 - *Gap.* What runs between two tokens of a row lasts at most `_GAPS`, slow passes included. Apart, that is a slice and
   the step after it; mixed, it is one pass, which is the step as well.
 - *Worth.* But a slice is not so short that starting it costs more than its tokens do, and a mixed pass not so short
-  that less than `_WORTHWHILE` of it is the prompt's. A prompt of a lower class than the rows has no such claim: its
-  mixed passes are `stretch` times a step, or a few tokens.
+  that less than `_WORTHWHILE` of it is the prompt's. A batch prompt beside rows of a higher class has no such claim:
+  its mixed passes are `stretch` times a step, or a few tokens.
 - *Share.* Rows keep `_SHARES` of the time. A slice of T seconds owes them `share / (1 - share) * T` of decode before
   the next one. In a mixed pass they decoded already: it owes only what a step lacks to their share of its T seconds,
   and that is paid when it has become a step.
@@ -132,7 +132,7 @@ def mixed_pass_tokens(settings: SchedulerSettings, costs: CostModel, context: in
     reason (a number of rows whose step was never measured, a busy machine) few tokens look dear, and fewer dearer.
     """
     rows, least = beside.rows, settings.mixed_floor_tokens
-    if lane > beside.lane:
+    if lane > beside.lane and lane >= Lane.BATCH:
         seconds = settings.stretch * costs.step_seconds(rows)
     else:
         seconds = gap_seconds(settings, lane, beside.lane)

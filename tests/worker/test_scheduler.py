@@ -682,7 +682,7 @@ def test_a_slice_beside_rows_is_mixed() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "prompt", "seconds"),
-    [(I, I, 0.15), (S, I, 0.25), (S, S, 0.25), (BATCH, BATCH, 0.2)],
+    [(I, I, 0.15), (I, S, 0.1), (S, I, 0.23), (S, S, 0.23), (BATCH, BATCH, 0.2)],
 )
 def test_a_mixed_pass_fills_the_gap(rows: Lane, prompt: Lane, seconds: float) -> None:
     """It is as long as the classes allow between two tokens, once such passes are known, on a growing context, too."""
@@ -693,9 +693,9 @@ def test_a_mixed_pass_fills_the_gap(rows: Lane, prompt: Lane, seconds: float) ->
     assert min(seen[10:]) >= seconds * 0.85
 
 
-@pytest.mark.parametrize(("rows", "prompt"), [(I, S), (I, BATCH), (S, BATCH)])
+@pytest.mark.parametrize(("rows", "prompt"), [(I, BATCH), (S, BATCH)])
 @pytest.mark.parametrize("token_seconds", [0.0002, 0.002])
-def test_a_lower_prompt_hardly_stretches_the_steps_it_rides_on(rows: Lane, prompt: Lane, token_seconds: float) -> None:
+def test_a_batch_prompt_hardly_stretches_the_steps_it_rides_on(rows: Lane, prompt: Lane, token_seconds: float) -> None:
     """A quarter at most, or what the fewest tokens take; and it gets on with every such pass."""
     made = beside_rows(rows, prompt)
     seen = run_mixed(made, lambda tokens, _: 0.02 + tokens * token_seconds, 40)
