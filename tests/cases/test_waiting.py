@@ -94,7 +94,8 @@ def test_a_waiting_request_says_whom_it_waits_for(brisk: LiveService) -> None:
                 target=_ask_quietly, args=(second, body(MODEL, said="SC04", service_tier="flex"))
             )
             waiting.start()
-            until("the second one is queued", lambda: _phases(brisk) == ["decoding", "queued"])
+            # Before that it is queued as well, and then it has a prompt to read.
+            until("the second one waits for a row", lambda: [r["held_by"] for r in _requests(brisk)] == ["", "rows"])
             (_, view) = _requests(brisk)
             assert (view["class"], view["key"], view["model"]) == ("batch", "local", MODEL)
             shown = brisk.command("top", "--once").stdout
