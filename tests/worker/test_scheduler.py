@@ -593,7 +593,8 @@ def test_a_slice_that_delays_nobody_may_be_longer(lane: Lane, tokens: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("rows", "prompt", "share"), [(I, I, 0.5), (I, S, 0.9), (I, BATCH, 0.9), (S, S, 0.15), (S, I, 0.15), (BATCH, S, 0.1)]
+    ("rows", "prompt", "share"),
+    [(I, I, 0.5), (I, S, 0.9), (I, BATCH, 0.9), (S, S, 0.15), (S, I, 0.15), (BATCH, S, 0.1)],
 )
 def test_a_slice_is_paid_back_in_decode_time(rows: Lane, prompt: Lane, share: float) -> None:
     """The decoding rows keep their share of the time."""
