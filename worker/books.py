@@ -38,6 +38,7 @@ class SchedulerBooks:
         self._answers = AnswerLengths()
         self._waits = WaitingTimes()
         self._room_seen_seconds_ago = math.inf
+        self._unattended_seconds = math.inf
         self._slices = [0 for _ in LANES]
         self._let_by = [0 for _ in LANES]
         self._starts = [0 for _ in LANES]
@@ -87,6 +88,11 @@ class SchedulerBooks:
     def is_mixing(self) -> bool:
         """Whether the rows that decode ride along in slices."""
         return self._settings.slices == "mixed" and self.is_decoding and self.costs.mixing_pays()
+
+    @property
+    def is_attended(self) -> bool:
+        """Whether somebody of a higher class than batch is here, or was lately: the next may come at any moment."""
+        return self._unattended_seconds < self._settings.attended_seconds
 
     def _waiting(self, request_id: RequestId) -> Sequence:
         sequence = self.places.get_waiting(request_id)
@@ -168,6 +174,7 @@ class SchedulerBooks:
         self, sequence: Sequence, step: Prefill | Mixed, seconds: float, decoded_seconds: float, now: float
     ) -> None:
         self._count_held(seconds, sequence)
+        self._count_unattended(seconds)
         sequence.advanced(step.tokens, now)
         self._tenants.charge(sequence.tenant, seconds - decoded_seconds)
         self._slices[step.lane] += 1
@@ -231,6 +238,13 @@ class SchedulerBooks:
         self._debts.pay(seconds)
         self._charge_rows(seconds)
         self._count_held(seconds, None)
+        self._count_unattended(seconds)
+
+    def _count_unattended(self, seconds: float) -> None:
+        """Of the device, for batch and what is below."""
+        highest = self.places.highest
+        is_here = highest is not None and highest < Lane.BATCH
+        self._unattended_seconds = 0.0 if is_here else self._unattended_seconds + seconds
 
     def _charge_rows(self, seconds: float) -> None:
         """A step of all rows, or more of them."""

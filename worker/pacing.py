@@ -46,6 +46,7 @@ class SchedulerSettings:
     lower_lane_every: int = 16
     tenant_lead_seconds: float = 5.0
     stretch: float = 1.25
+    attended_seconds: float = 10.0
     parked_seconds: float = 10.0
     stint_seconds: float = 0.5
 

@@ -29,9 +29,12 @@ that one waits for as many slices at most for each of its own, and for what thos
 `parked_seconds`, and waits for two rows to get free for each that is due before it. And who is of the highest class
 waits for a row that one of a lower has for a stint at most, and for another for each of his class before him.
 
-A slice is bounded by *time*, as `pacing` says. Where the engine can, and where it was measured to be no slower, a slice
-beside decoding rows is *mixed*: the same pass gives each row its next token. Rows of the batch class alone do not ride
-along with a prompt of a higher one: they would make its passes longer.
+A slice is bounded by *time*, as `pacing` says. For `attended_seconds` after somebody of a higher class was here, a
+batch prompt goes as it does beside his row: the next who comes waits for a short pass to end, not for a long one.
+
+Where the engine can, and where it was measured to be no slower, a slice beside decoding rows is *mixed*: the same pass
+gives each row its next token. Rows of the batch class alone do not ride along with a prompt of a higher one: they would
+make its passes longer.
 
 What the rules look at is in `books`, which also hear what happened; who stands where, in `places`.
 """
@@ -127,7 +130,7 @@ class Scheduler(SchedulerBooks):
             victim = self._settings.live_kv.gives_way(sequence, self.places.live())
             return Open(sequence.request_id) if victim is None else Preempt(victim.request_id)
         if self.is_mixing and not self._goes_before_batch_rows(lane):
-            beside = pacing.Beside(len(self.places.decoding), min(self._lanes_beside()))
+            beside = pacing.Beside(len(self.places.decoding), min(self._lanes_beside(lane)))
             tokens = pacing.mixed_tokens(self._settings, self.costs, sequence, lane, beside)
             return Mixed(sequence.request_id, tokens, lane)
         tokens = pacing.slice_tokens(self._settings, self.costs, sequence, self._slice_seconds(lane))
@@ -142,15 +145,17 @@ class Scheduler(SchedulerBooks):
 
     def _slice_seconds(self, lane: Lane) -> float:
         """Of a slice alone. A gap between two tokens is a slice and the step after it."""
-        beside = self._lanes_beside()
+        beside = self._lanes_beside(lane)
         if not beside:
             return pacing.idle_slice_seconds(self._settings, lane)
         gap = pacing.gap_seconds(self._settings, lane, min(beside))
         return max(gap - self.costs.step_seconds(len(self.places.decoding)), gap / 2)
 
-    def _lanes_beside(self) -> list[Lane]:
-        """The highest lanes of the rows that decode on this device, here and in other workers."""
-        return [lane for lane in (self.places.highest_row, self._rows_elsewhere) if lane is not None]
+    def _lanes_beside(self, prompt: Lane) -> list[Lane]:
+        """The highest lanes of the rows that decode on this device, here and in other workers. For a batch prompt also
+        that of those who were here lately."""
+        expected = Lane.STANDARD if prompt >= Lane.BATCH and self.is_attended else None
+        return [lane for lane in (self.places.highest_row, self._rows_elsewhere, expected) if lane is not None]
 
     # --- what those who wait are told ------------------------------------------------------------------------------
 
@@ -185,6 +190,7 @@ class Scheduler(SchedulerBooks):
             self._settings,
             self.costs,
             self.places,
+            self._lanes_beside,
             "mixed" if self.is_mixing and not self._has_to_learn_steps() else "apart",
         )
 

@@ -33,12 +33,19 @@ class Pace:
     """How long prompts take with the decode that their slices owe, as things stand: good for one moment."""
 
     def __init__(
-        self, settings: SchedulerSettings, costs: CostModel, places: Places, slices: Literal["apart", "mixed"]
+        self,
+        settings: SchedulerSettings,
+        costs: CostModel,
+        places: Places,
+        lanes_beside: Callable[[Lane], list[Lane]],
+        slices: Literal["apart", "mixed"],
     ) -> None:
+        """`lanes_beside` gives the lanes beside which a prompt of this lane goes, one at least while rows decode."""
         self._settings = settings
         self._costs = costs
         self._rows = len(places.decoding)
         self._highest_row = places.highest_row
+        self._lanes_beside = lanes_beside
         self._slices = slices
         self._passes: dict[Lane, int] = {}
 
@@ -53,17 +60,17 @@ class Pace:
         if self._slices == "apart" or (rows is Lane.BATCH and sequence.lane < rows):
             seconds = self._costs.prefill_seconds(left, context)
             return seconds + pacing.owed_seconds(sequence.lane, rows, seconds=seconds, decoded_seconds=0.0)
-        tokens = min(self._pass_tokens(sequence.lane, rows, context), left)
+        tokens = min(self._pass_tokens(sequence.lane, context), left)
         seconds = self._costs.mixed_seconds(tokens, context, self._rows)
         decoded_seconds = self._costs.step_seconds(self._rows)
         owed = pacing.owed_seconds(sequence.lane, rows, seconds=seconds, decoded_seconds=decoded_seconds)
         return (seconds + owed) * left / tokens
 
-    def _pass_tokens(self, lane: Lane, rows: Lane, context: int) -> int:
+    def _pass_tokens(self, lane: Lane, context: int) -> int:
         """Of a mixed pass of a long prompt; those that have not begun all have the same."""
         if context == 0 and lane in self._passes:
             return self._passes[lane]
-        beside = pacing.Beside(self._rows, rows)
+        beside = pacing.Beside(self._rows, min(self._lanes_beside(lane)))
         tokens = pacing.mixed_pass_tokens(self._settings, self._costs, context, lane, beside)
         if context == 0:
             self._passes[lane] = tokens

@@ -1,5 +1,7 @@
 """Which step comes next: who goes first, slices that are bounded, decode time that is paid back, nobody forgotten."""
 
+import itertools
+import statistics
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -692,6 +694,24 @@ def test_a_mixed_pass_fills_the_gap(rows: Lane, prompt: Lane, seconds: float) ->
 
     assert max(seen) <= seconds * 1.02
     assert min(seen[10:]) >= seconds * 0.85
+
+
+@pytest.mark.parametrize("came", [I, S])
+def test_batch_passes_stay_short_while_somebody_may_come_back(came: Lane) -> None:
+    """For ten seconds of the device after one of a higher class was served, a batch prompt beside batch rows goes by
+    the fewest tokens; then its passes are as long as the class allows."""
+    made = beside_rows(BATCH, BATCH)
+    made.add(sequence(C, 40, came))
+    while (known := made.get(C)) is not None and known.prefill_left:
+        play(made, made.next_step(0.0), 0.0, 40 / 200)
+    made.remove(C)
+    seen = run_mixed(made, lambda tokens, _: 0.02 + tokens * 0.002, 320)
+    before = [seconds for at, seconds in zip(itertools.accumulate(seen), seen, strict=True) if at < 9.9]
+    after = [seconds for at, seconds in zip(itertools.accumulate(seen), seen, strict=True) if at > 10.5]
+
+    assert max(before[10:]) <= 1.02 * (0.02 + 8 * 0.002)
+    assert max(after) <= 1.02 * 0.2
+    assert statistics.median(after) >= 0.85 * 0.2
 
 
 @pytest.mark.parametrize(("rows", "prompt"), [(I, BATCH), (S, BATCH)])
