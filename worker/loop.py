@@ -48,8 +48,9 @@ from worker.warming import STORE_SECONDS, Warming, WarmingPrefixes
 
 Payload = TypeVar("Payload")
 
+LEAST_FETCH_SECONDS = 0.5
 FETCH_DEADLINE_SECONDS = 5.0
-"""How long a request waits for blocks from disk before it is computed without them."""
+"""A request waits for blocks from disk about as long as it takes to compute it, but so long at least and at most."""
 
 WAITING_REPORT_SECONDS = 1.0
 """How often at most a request that waits is told where it stands."""
@@ -198,14 +199,14 @@ class StepLoop(Generic[Payload]):
         answer = RowAnswer(request_id, prepared.answer.parser(), self._new_call_id)
         detokenizer = self._make_detokenizer()
         self._rows[request_id] = _Row(prepared=prepared, detokenizer=detokenizer, stops=stops, answer=answer)
-        waits = self._cache.prefetch(prepared, self._scheduler.costs.prefill)
+        blocks_deadline = self._prefetch(prepared)
         self._scheduler.add(
             Sequence(
                 request_id=request_id,
                 prompt_tokens=len(prepared.token_ids),
                 max_tokens=0 if prepared.warm is not None else prepared.max_tokens,
                 arrived=prepared.arrived,
-                blocks_deadline=self._clock() + FETCH_DEADLINE_SECONDS if waits else None,
+                blocks_deadline=blocks_deadline,
                 boundaries=prepared.boundaries if self._engine.keeps_states else (),
                 lane=lane_of(prepared),
                 tenant=prepared.request.tenant,
@@ -213,6 +214,14 @@ class StepLoop(Generic[Payload]):
                 grains=prepared.grains if self._cache.is_on else (),
             )
         )
+
+    def _prefetch(self, prepared: Prepared) -> float | None:
+        """Ask the disk for what RAM lacks of this. Until when to wait for it, if there is anything to wait for."""
+        costs = self._scheduler.costs
+        if not self._cache.prefetch(prepared, costs.prefill):
+            return None
+        compute_seconds = costs.prefill_seconds(len(prepared.token_ids), 0)
+        return self._clock() + min(max(compute_seconds, LEAST_FETCH_SECONDS), FETCH_DEADLINE_SECONDS)
 
     def _cancel(self, request_id: RequestId) -> None:
         if self._warming.cancel(request_id):
@@ -370,8 +379,7 @@ class StepLoop(Generic[Payload]):
         row.prepared = resumed(row.prepared, self._engine.token_ids(request_id), row.drawn)
         row.is_open = False
         self._engine.drop([request_id])
-        waits = self._cache.prefetch(row.prepared, self._scheduler.costs.prefill)
-        self._scheduler.preempted(request_id, self._clock() + FETCH_DEADLINE_SECONDS if waits else None)
+        self._scheduler.preempted(request_id, self._prefetch(row.prepared))
 
     def _prefill(self, step: Prefill) -> None:
         row, sequence = self._rows[step.request_id], self._sequence(step.request_id)

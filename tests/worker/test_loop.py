@@ -32,7 +32,7 @@ from protocol.ids import BLOCK_TOKENS, BlockKey, RequestId
 from protocol.latency import LatencyClass
 from tests.fakes.scripted_engine import LetterDetokenizer, ManualClock, ScriptedEngine, saying
 from tests.worker.parts import chain_of_blocks, prepared
-from worker.loop import FETCH_DEADLINE_SECONDS, StepLoop
+from worker.loop import FETCH_DEADLINE_SECONDS, LEAST_FETCH_SECONDS, StepLoop
 from worker.messages import BlocksFetched, InboxMessage
 from worker.neighbours import DeviceSharing
 from worker.pacing import SchedulerSettings
@@ -429,13 +429,16 @@ def test_blocks_from_disk_are_waited_for() -> None:
 
 
 def test_a_disk_that_does_not_answer_delays_no_longer_than_its_deadline() -> None:
-    """Then the prompt is computed; meanwhile others run."""
-    request = asks("r", 700)
+    """Then the prompt is computed; meanwhile others run. A short one waits for half a second at most."""
+    request = asks("r", 1800)
     run = Run([request, asks("s", 3), *QUIET], {"r": "hi", "s": "x"}, reads_disk="yes")
 
     assert run.disk.fetches == ["r"]
     assert run.finished("s").timings.queue_seconds < 0.1
     assert run.finished("r").timings.queue_seconds == pytest.approx(FETCH_DEADLINE_SECONDS, abs=0.1)
+
+    run = Run([asks("r", 100), *QUIET], {"r": "hi"}, reads_disk="yes")
+    assert run.finished("r").timings.queue_seconds == pytest.approx(LEAST_FETCH_SECONDS, abs=0.1)
 
 
 def test_a_miss_is_counted_with_its_reason() -> None:
