@@ -565,7 +565,7 @@ def test_slices(prefilled: int, left: int, rate: float, expected: int) -> None:
 
 @pytest.mark.parametrize(
     ("rows", "prompt", "seconds"),
-    [(I, I, 0.15), (I, S, 0.1), (I, BATCH, 0.1), (S, I, 0.23), (S, S, 0.23), (S, BATCH, 0.1), (BATCH, I, 0.5)],
+    [(I, I, 0.15), (I, S, 0.1), (I, BATCH, 0.1), (S, I, 0.23), (S, S, 0.23), (S, BATCH, 0.1), (BATCH, I, 1.0)],
 )
 def test_a_gap_is_as_long_as_the_classes_allow(rows: Lane, prompt: Lane, seconds: float) -> None:
     """A gap is a slice and the step after it."""
