@@ -13,6 +13,7 @@ import importlib.metadata
 import importlib.resources
 import importlib.util
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -33,7 +34,7 @@ _SYSTEM_DIRECTORIES = (
 _SYSTEM_NAME = "libopenblas.so.0"
 _COMPILERS = ("cc", "gcc", "clang", "c++", "g++")  # MLX's CPU build needs a C++ compiler anyway
 _COMPILE_TIMEOUT_SECONDS = 60
-_OPTIMIZE = ("-O3", "-march=native")
+_OPTIMIZE = ("-O3", "-march=native") if platform.machine() == "x86_64" else ("-O2",)  # elsewhere it only passes on
 _SOURCES = ("blas_few_rows.c", "blas_shim.c")
 _THREAD_TIMEOUT = "14"
 """Threads of OpenBLAS spin for 2 to this cycles when they have no work. As it comes it is 26, some 25 ms: on two cores
@@ -125,7 +126,8 @@ def _numpy_library_shim(cache_directory: Path) -> tuple[str, str]:
     """The compiled shim over numpy's OpenBLAS, named by everything it was built from, so no stale one is ever used."""
     target = _numpy_openblas()
     source = b"".join(importlib.resources.files("gateway").joinpath(name).read_bytes() for name in _SOURCES)
-    identity = hashlib.sha256(source + os.fsencode(target) + _processor()).hexdigest()[:16]
+    made_of = b"\0".join((source, os.fsencode(target), *map(str.encode, _OPTIMIZE), _processor()))
+    identity = hashlib.sha256(made_of).hexdigest()[:16]
     shim = cache_directory / f"libmlxd-blas-{identity}.so"
     if not shim.is_file():
         _compile(source, target, shim)
@@ -134,7 +136,10 @@ def _numpy_library_shim(cache_directory: Path) -> tuple[str, str]:
 
 def _processor() -> bytes:
     """What this one can do: what was compiled for another must not run here, though the directory be the same."""
-    lines = Path("/proc/cpuinfo").read_bytes().splitlines()
+    try:
+        lines = Path("/proc/cpuinfo").read_bytes().splitlines()
+    except OSError as why:
+        raise BlasUnavailable(f"what this processor can do is not known: {why}") from why
     return next((line for line in lines if line.startswith((b"flags", b"Features"))), b"")
 
 

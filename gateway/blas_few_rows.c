@@ -32,8 +32,9 @@ enum { LANES = 8, TILE_ROWS = 2 }; /* 2 x 4, 4 and 1: 13 of 16 */
 
 enum { TILE_COLUMNS = 4, CHUNK_COLUMNS = 32, MOST_ROWS = 128, LEAST_DEPTH = 256, MOST_HELPERS = 63, SPINS = 1000 };
 
-typedef float Vector __attribute__((vector_size(LANES * 4), aligned(4)));
-typedef float Four __attribute__((vector_size(16), aligned(4)));
+/* They look at arrays of floats and at one another. */
+typedef float Vector __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));
 
 typedef struct {
     int rows, columns, depth;
@@ -92,7 +93,7 @@ static void multiply_strip(const Product *p, int column)
         for (row = TILE_ROWS; row + TILE_ROWS <= p->rows; row += TILE_ROWS)
             multiply_tile(p, row, column, TILE_ROWS, 0);
     }
-    switch (p->rows - row) {
+    switch (p->rows - row) { /* fewer than a tile: the remainders only make impossible cases small */
     case 5: multiply_tile(p, row, column, 5 % TILE_ROWS, row == 0); break;
     case 4: multiply_tile(p, row, column, 4 % TILE_ROWS, row == 0); break;
     case 3: multiply_tile(p, row, column, 3 % TILE_ROWS, row == 0); break;

@@ -241,7 +241,7 @@ class SchedulerBooks:
         self._count_unattended(seconds)
 
     def _count_unattended(self, seconds: float) -> None:
-        """Of the device, for batch and what is below."""
+        """The device worked for so long: with nobody of a higher class than batch here, or with somebody."""
         highest = self.places.highest
         is_here = highest is not None and highest < Lane.BATCH
         self._unattended_seconds = 0.0 if is_here else self._unattended_seconds + seconds

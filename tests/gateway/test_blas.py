@@ -165,6 +165,16 @@ def test_products_of_few_rows_are_right(threads: str, callers: str, tmp_path: Pa
 
 
 @needs_linux_cpu_build
+def test_few_rows_are_our_own_where_the_processor_allows(tmp_path: Path) -> None:
+    """They are compiled in, or the products would be right and slow."""
+    if platform.machine() != "x86_64" or " fma " not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("needs x86-64 with FMA")
+    shim, _ = blas._numpy_library_shim(tmp_path)
+
+    assert b"pthread_cond_broadcast" in Path(shim).read_bytes()  # to wake those that help: nothing else needs it
+
+
+@needs_linux_cpu_build
 @pytest.mark.parametrize("flags", [("-march=x86-64",), ("-march=haswell",)])
 def test_older_processors_get_what_they_can_run(
     flags: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
