@@ -20,8 +20,8 @@ from protocol.ids import BLOCK_TOKENS, GRAIN_TOKENS, BlockKey, RequestId
 from protocol.latency import LatencyClass
 from protocol.sampling import Sampling
 from tests.worker.block_files import leased_file
+from tests.worker.engine_parts import Desk, Model, prompt
 from tests.worker.parts import GREEDY, prepared
-from tests.worker.test_mlx_engine import Desk, Model, prompt
 from tests.worker.test_preemption import TokenWords
 from worker.live_kv import LiveKV
 from worker.loop import StepLoop

@@ -10,8 +10,8 @@ from jsonschema import Draft202012Validator
 from protocol.sampling import Sampling
 from protocol.tools import JsonSchema, OneOf
 from tests.fakes.char_tokenizer import END, char_tokenizer
+from tests.worker.engine_parts import Desk, Model, prompt
 from tests.worker.parts import GREEDY
-from tests.worker.test_mlx_engine import Desk, Model, prompt
 from tests.worker.tiny_models import VOCABULARY, make_tiny_model
 from worker.engine import Drawn
 from worker.grammar_compiler import GrammarCompiler

@@ -5,21 +5,19 @@ that reuse could make is made once on purpose, and is seen by the same bound.
 """
 
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from protocol.ids import GRAIN_TOKENS
-from tests.worker.test_mlx_engine import Desk, Model, after_a_restart, prompt
+from tests.worker.engine_parts import Desk, Model, after_a_restart, prompt
 from tests.worker.test_mlx_packed import MixedDesk
-from tests.worker.tiny_models import CONFIGS, VOCABULARY, make_tiny_model
+from tests.worker.tiny_models import CONFIGS, VOCABULARY
 from worker import mlx_engine
 from worker.mlx_blocks import KVLayout
-from worker.mlx_model import load_model
 from worker.mlx_state import leaves
 
 FLOAT32_NOISE = 1e-4
@@ -34,19 +32,6 @@ MISTAKE = 100 * FLOAT32_NOISE
 REUSED = tuple(sorted(set(CONFIGS) - {"internlm2"}))
 
 Make = Callable[..., Model]
-
-
-@pytest.fixture(scope="module")
-def model_of(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """Each family is made and loaded once in each type."""
-
-    @cache
-    def load(family: str, dtype: mx.Dtype = mx.float32) -> Model:
-        experts: Literal["some", "none"] = "some" if dtype == mx.float32 else "none"
-        path = make_tiny_model(family, tmp_path_factory.mktemp("models") / family, dtype, experts)
-        return Model(load_model(path, lambda _done, _total: None))
-
-    return load
 
 
 def first_logprobs(desk: Desk, name: str, token_ids: list[int], **settings: Any) -> np.ndarray:

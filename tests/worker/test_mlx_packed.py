@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -10,26 +9,14 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from protocol.sampling import Sampling
+from tests.worker.engine_parts import Desk, Model, PlainTokenizer, prompt
 from tests.worker.parts import GREEDY, prepared
 from tests.worker.test_constrained_rows import SCHEMAS, Room
-from tests.worker.test_mlx_engine import Desk, Model, PlainTokenizer, prompt
 from tests.worker.tiny_models import CONFIGS, PLAIN_CONFIGS, make_tiny_model
 from worker import mlx_packed
 from worker.mlx_engine import MlxEngine
 from worker.mlx_model import load_model
 from worker.sequence import BooksDoNotAddUp
-
-
-@pytest.fixture(scope="module")
-def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
-    """Each family is made and loaded once."""
-
-    @cache
-    def load(family: str) -> Model:
-        path = make_tiny_model(family, tmp_path_factory.mktemp("models") / family)
-        return Model(load_model(path, lambda _done, _total: None))
-
-    return load
 
 
 @pytest.fixture

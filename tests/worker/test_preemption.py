@@ -14,8 +14,8 @@ from protocol.generation import Cancel, Delta, Drain, Failed, Finished, Ping, Po
 from protocol.ids import RequestId
 from protocol.latency import LatencyClass
 from protocol.sampling import Sampling
+from tests.worker.engine_parts import PlainTokenizer, prompt
 from tests.worker.parts import GREEDY, prepared
-from tests.worker.test_mlx_engine import PlainTokenizer, prompt
 from tests.worker.test_prefix_cache import RecordingDisk
 from tests.worker.tiny_models import CONFIGS, VOCABULARY, make_tiny_model
 from worker.live_kv import LiveKV

@@ -2,27 +2,12 @@
 preemptions, restarts and a disk that answers late, refuses and forgets."""
 
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 from tests.worker.disorderly_service import Disorder
-from tests.worker.test_mlx_engine import Model
-from tests.worker.tiny_models import make_tiny_model
-from worker.mlx_model import load_model
-
-
-@pytest.fixture(scope="module")
-def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
-    """Each family is made and loaded once."""
-
-    @cache
-    def load(family: str) -> Model:
-        path = make_tiny_model(family, tmp_path_factory.mktemp("models") / family)
-        return Model(load_model(path, lambda _done, _total: None))
-
-    return load
+from tests.worker.engine_parts import Model
 
 
 @pytest.mark.parametrize("seed", [1])

@@ -12,8 +12,8 @@ from protocol.ids import RequestId
 from protocol.sampling import Sampling
 from protocol.tools import OneOf
 from tests.fakes.char_tokenizer import END, char_tokenizer
+from tests.worker.engine_parts import Desk, Model, prompt
 from tests.worker.parts import GREEDY, prepared
-from tests.worker.test_mlx_engine import Desk, Model, prompt
 from tests.worker.tiny_models import VOCABULARY, make_tiny_model
 from worker.answers import formats
 from worker.answers.plan import AnswerPlan
