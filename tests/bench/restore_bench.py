@@ -25,11 +25,11 @@ from typing import Literal
 import mlx.core as mx
 
 from protocol.blocks import Fetch, Leased, Release
-from protocol.generation import CacheUse, Generate, TokenPrompt
-from protocol.ids import BLOCK_TOKENS, BlockKey, RequestId
-from protocol.sampling import Sampling
+from protocol.ids import BLOCK_TOKENS, BlockKey
 from tests.bench.measuring import print_head, print_table, save_bars, spread, versions
 from tests.bench.running_cachestore import RunningCachestore, running_cachestore
+from tests.worker import parts
+from tests.worker.parts import FINGERPRINT
 from worker import hashing
 from worker.cold_cache import ColdCache
 from worker.cost_model import PrefillCost
@@ -40,7 +40,6 @@ from worker.prefix_cache import Fetch as PrefixFetch
 from worker.prefix_index import Block
 from worker.sequence import Prepared
 
-FINGERPRINT = "b" * 32
 WANTED_SHARE = 0.7
 PICTURE = Path(__file__).parent / "pictures" / "restore.png"
 _ALWAYS_RESTORE = PrefillCost(fixed=0.0, token=1e6, attention=0.0)
@@ -262,20 +261,7 @@ def main() -> None:
 def _prepared(seed: int, blocks: int) -> Prepared:
     # One token more than the blocks hold: the last one of a prompt is always computed.
     token_ids = tuple(number * 7 + seed for number in range(blocks * BLOCK_TOKENS + 1))
-    root = hashing.root(FINGERPRINT, b"bench")
-    return Prepared(
-        request=Generate(
-            request_id=RequestId(f"restore-{seed}"),
-            prompt=TokenPrompt(token_ids=token_ids),
-            sampling=Sampling(temperature=0.0),
-            cache=CacheUse(scope=b"bench"),
-        ),
-        token_ids=token_ids,
-        max_tokens=1,
-        root=root,
-        grains=hashing.grains(root.secret, root.digest, token_ids),
-        arrived=0.0,
-    )
+    return parts.prepared(f"restore-{seed}", token_ids, max_tokens=1)
 
 
 def _kv(shape: Shape) -> KVArrays:

@@ -23,11 +23,10 @@ import structlog
 
 from protocol.addresses import cachestore_socket
 from protocol.blocks import BlockReply
-from protocol.generation import CacheUse, Generate, TokenPrompt
-from protocol.ids import BLOCK_TOKENS, GRAIN_TOKENS, BlockKey, RequestId
-from protocol.sampling import Sampling
+from protocol.ids import BLOCK_TOKENS, GRAIN_TOKENS, BlockKey
 from protocol.sockets import Peer
-from worker import hashing
+from tests.worker import parts
+from tests.worker.parts import FINGERPRINT
 from worker.cold_cache import ColdCache
 from worker.cost_model import PrefillCost
 from worker.messages import BlocksFetched, BlockStored
@@ -35,7 +34,6 @@ from worker.prefix_cache import Fetch
 from worker.prefix_index import Block
 from worker.sequence import Prepared
 
-FINGERPRINT = "d" * 32
 SLOTS = 4
 SHORT_GRAINS = 5
 LONG_GRAINS = 9
@@ -59,20 +57,7 @@ def prepared(number: int) -> Prepared:
     tokens = (SLOTS - 1) * BLOCK_TOKENS + LONG_GRAINS * GRAIN_TOKENS
     # One token more than the blocks hold: the last one of a prompt is always computed.
     token_ids = tuple(range(number, number + tokens + 1))
-    root = hashing.root(FINGERPRINT, b"kills")
-    return Prepared(
-        request=Generate(
-            request_id=RequestId(f"kill-{number}"),
-            prompt=TokenPrompt(token_ids=token_ids),
-            sampling=Sampling(temperature=0.0),
-            cache=CacheUse(scope=b"kills"),
-        ),
-        token_ids=token_ids,
-        max_tokens=1,
-        root=root,
-        grains=hashing.grains(root.secret, root.digest, token_ids),
-        arrived=0.0,
-    )
+    return parts.prepared(f"kill-{number}", token_ids, max_tokens=1)
 
 
 def payload(number: int, slot: int, tokens: int) -> dict:
