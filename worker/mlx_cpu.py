@@ -5,11 +5,17 @@ That build computes `exp` one number at a time, at some 10 ns each, and softmax 
 2,000 tokens softmax alone took half of a pass of SmolLM2. `power(2, x)` goes to the C library and takes 4 ns (mlx
 0.32.4). So in float32 `exp(x)` is written as `2 ** (x log2 e)` here, which is the same function to the last bits.
 
+What is not float32, or asks for more, is handed on to MLX.
+
 Attention goes over a few queries at a time, so that their scores stay in the processor's cache, and a causal one does
-not look at keys that its queries may not see. What is not float32, or asks for more than a mask, is handed on to MLX.
+not look at keys that its queries may not see.
+
+Every layer's `rope` works out the same angles anew, twice: a third of the 4,300 operations of a decode step of SmolLM2,
+at some 10 us each. So sines and cosines of a pass are made once (`stand_at`); a step takes 10 % less.
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -19,6 +25,7 @@ _QUERIES_AT_ONCE = 64
 
 _attention = mx.fast.scaled_dot_product_attention
 _sigmoid = mx.sigmoid
+_rope = mx.fast.rope
 
 
 def is_used() -> bool:
@@ -31,6 +38,7 @@ def install() -> bool:
     if not is_used():
         return False
     mx.fast.scaled_dot_product_attention = scaled_dot_product_attention
+    mx.fast.rope = rope
     mx.sigmoid = sigmoid
     return True
 
@@ -40,6 +48,61 @@ def sigmoid(a: Any, **others: Any) -> mx.array:
     if others or not isinstance(a, mx.array) or a.dtype != mx.float32:
         return _sigmoid(a, **others)
     return 1 / (1 + mx.power(mx.array(2.0), a * -_LOG2_E))
+
+
+def stand_at(offset: mx.array) -> None:
+    """Say where the tokens of the next pass stand: one of each row, at `offset [rows]`. `rope` knows this array by its
+    identity, so the pass must hand on the array itself, and nobody may write into it meanwhile."""
+    global _angles  # `mx.fast.rope` has no argument to hand it in by
+    _angles = _Angles(offset)
+
+
+def rope(a: mx.array, dims: int, **options: Any) -> mx.array:
+    """As `mx.fast.rope`, with the angles of the pass where that has been told."""
+    is_plain = not options["traditional"] and options.get("stream") is None
+    is_one_each = a.dtype == mx.float32 and a.ndim == 4 and a.shape[2] == 1
+    if _angles is None or options["offset"] is not _angles.offset or not (is_plain and is_one_each):
+        return _rope(a, dims, **options)
+    cosines, sines = _angles.of(dims, options["base"], options["scale"], options.get("freqs"))
+    half = dims // 2
+    turned = _turned(a[..., :dims], mx.concatenate([a[..., half:dims], a[..., :half]], axis=-1), cosines, sines)
+    return turned if dims == a.shape[-1] else mx.concatenate([turned, a[..., dims:]], axis=-1)
+
+
+class _Angles:
+    """Of one pass: cosines and sines for each kind of rotation that the model has."""
+
+    def __init__(self, offset: mx.array) -> None:
+        self.offset = offset
+        self._made: dict[tuple[Any, ...], tuple[mx.array, mx.array, Any]] = {}
+
+    def of(self, dims: int, base: float | None, scale: float, freqs: mx.array | None) -> tuple[mx.array, mx.array]:
+        """Each `[rows, 1, 1, dims]`, for both halves of a head; the sines of the first half are negative."""
+        key = (dims, base, scale, id(freqs))
+        if key not in self._made:
+            half = dims // 2
+            # Written as MLX does it, so that angles far into a text are the same to the last bit.
+            if freqs is not None:
+                turns = 1 / freqs
+            else:
+                turns = mx.exp(mx.arange(0, -half, -1, mx.float32) * (math.log(base or 1.0) / half))
+            positions = self.offset.astype(mx.float32) * scale
+            angles = positions[:, None, None, None] * turns
+            cosines, sines = mx.cos(angles), mx.sin(angles)
+            self._made[key] = (
+                mx.concatenate([cosines, cosines], axis=-1),
+                mx.concatenate([-sines, sines], axis=-1),
+                freqs,  # as long as this lives its id is nobody else's
+            )
+        return self._made[key][:2]
+
+
+_angles: _Angles | None = None
+
+
+@partial(mx.compile, shapeless=True)
+def _turned(a: mx.array, swapped: mx.array, cosines: mx.array, sines: mx.array) -> mx.array:
+    return a * cosines + swapped * sines
 
 
 def scaled_dot_product_attention(

@@ -13,11 +13,11 @@ from typing import Any
 
 import mlx.core as mx
 import structlog
-from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache
 
 from protocol.generation import ChosenLogprob, PrefixReuse, TokenLogprob
 from protocol.ids import BlockKey, RequestId
-from worker import mlx_packed
+from worker import mlx_cpu, mlx_packed
 from worker.detokenizer import token_bytes
 from worker.engine import Drawn
 from worker.mlx_blocks import KVArrays, KVLayout, block_bytes
@@ -206,6 +206,7 @@ class MlxEngine:
             # Somebody waits for a first token. MLX's CPU build lets a launch through when most of it has run, so to
             # launch the next step before this one is read would hold that token back for a whole step.
             return self.read()
+        self._stand_together()
         logits = self._model(self._inputs[:, None], cache=self._caches)[:, -1, :]
         if self._matchers:
             # What may come next depends on the token before: it is read while the device computes these logits.
@@ -224,6 +225,14 @@ class MlxEngine:
         for row in self._rows:
             row.is_unread = False
         return self._read(self._inputs, self._logprobs, unread)
+
+    def _stand_together(self) -> None:
+        """Each layer counts its rows' tokens apart, and they all count the same."""
+        batches = [leaf for leaf in leaves(self._caches) if isinstance(leaf, BatchKVCache)]
+        for batch in batches:
+            batch.offset = batches[0].offset
+        if batches:
+            mlx_cpu.stand_at(batches[0].offset)
 
     @property
     def _matchers(self) -> dict[int, Matcher]:

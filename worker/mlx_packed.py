@@ -27,6 +27,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import BatchKVCache, KVCache
 
+from worker import mlx_cpu
+
 _ATTENTION = "scaled_dot_product_attention"
 
 _TOLERANCE = 0.02
@@ -93,6 +95,7 @@ def packed_pass(
     start, tokens = prompt[0].offset, len(slice_ids)
     # All layers stand at the same token, so they share this.
     positions = _Positions(mx.concatenate([mx.arange(start, start + tokens), rows[0].offset]))
+    mlx_cpu.stand_at(positions.of_each)
     caches = [PackedCache(tokens, one, batch, positions) for one, batch in zip(prompt, rows, strict=True)]
     return model(inputs, cache=caches)[0]
 

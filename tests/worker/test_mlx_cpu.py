@@ -1,5 +1,5 @@
 # pyright: basic
-"""Attention and sigmoid as this repository writes them for MLX's CPU build are those of MLX."""
+"""Attention, rotations and sigmoid as this repository writes them for MLX's CPU build are those of MLX."""
 
 import subprocess
 import sys
@@ -12,6 +12,7 @@ from worker import mlx_cpu
 
 _attention = mx.fast.scaled_dot_product_attention
 _sigmoid = mx.sigmoid
+_rope = mx.fast.rope
 
 
 def arrays(
@@ -104,6 +105,50 @@ def test_large_scores_do_not_overflow() -> None:
     assert difference(actual, expected) < 1e-3
 
 
+OFFSETS = mx.array([0, 77, 30_011])
+ROTATIONS: dict[str, dict[str, Any]] = {
+    "whole heads": {"dims": 32, "base": 10_000.0, "scale": 1.0},
+    "a part of each": {"dims": 16, "base": 500_000.0, "scale": 0.25},
+    "given frequencies": {"dims": 32, "base": None, "scale": 1.0, "freqs": mx.exp(mx.arange(16) * 0.3)},
+}
+
+
+@pytest.mark.parametrize("name", list(ROTATIONS))
+def test_a_rotation_is_that_of_mlx(name: str) -> None:
+    """To the last bit, for rows far apart, with the angles of the pass and when they are asked for again."""
+    options = {"traditional": False, "offset": OFFSETS, **ROTATIONS[name]}
+    mlx_cpu.stand_at(OFFSETS)
+    for heads in (2, 5):
+        a = mx.random.normal((3, heads, 1, 32))
+        assert mx.array_equal(mlx_cpu.rope(a, **options), _rope(a, **options))
+
+
+def test_rotations_of_one_pass_are_told_apart() -> None:
+    """A model with several kinds of them gets for each its own, and the next pass stands elsewhere."""
+    a = mx.random.normal((3, 2, 1, 32))
+    for offset in (OFFSETS, OFFSETS + 1):
+        mlx_cpu.stand_at(offset)
+        for rotation in (*ROTATIONS.values(), *ROTATIONS.values()):
+            options = {"traditional": False, "offset": offset, **rotation}
+            assert mx.array_equal(mlx_cpu.rope(a, **options), _rope(a, **options))
+
+
+def test_a_rotation_elsewhere_is_mlx_own() -> None:
+    """Several tokens of a row, another offset than that of the pass, pairs side by side, other types."""
+    mlx_cpu.stand_at(OFFSETS)
+    one, several = mx.random.normal((3, 2, 1, 32)), mx.random.normal((3, 2, 4, 32))
+    options: dict[str, Any] = {"traditional": False, "offset": OFFSETS, **ROTATIONS["whole heads"]}
+    cases: list[tuple[mx.array, dict[str, Any]]] = [
+        (several, {}),
+        (one, {"offset": OFFSETS + 5}),
+        (one, {"offset": 5}),
+        (one, {"traditional": True}),
+        (one.astype(mx.bfloat16), {}),
+    ]
+    for a, changed in cases:
+        assert mx.array_equal(mlx_cpu.rope(a, **options | changed), _rope(a, **options | changed))
+
+
 def test_sigmoid_is_that_of_mlx() -> None:
     """Over all that float32 holds, inside compiled functions too; other types are MLX's own."""
     numbers = mx.concatenate([mx.linspace(-120, 120, 4001), mx.array([-3e38, 3e38, -mx.inf, mx.inf, 0.0])])
@@ -117,15 +162,16 @@ def test_sigmoid_is_that_of_mlx() -> None:
 PROGRAM = """
 import sys
 import mlx.core as mx
-before = mx.fast.scaled_dot_product_attention, mx.sigmoid
+before = mx.fast.scaled_dot_product_attention, mx.sigmoid, mx.fast.rope
 device = mx.Device(getattr(mx, sys.argv[1]))
 mx.default_device = lambda: device
 from worker import mlx_cpu
-print(mlx_cpu.install(), mx.fast.scaled_dot_product_attention is before[0], mx.sigmoid is before[1])
+mlx_cpu.install()
+print(mx.fast.scaled_dot_product_attention is before[0], mx.sigmoid is before[1], mx.fast.rope is before[2])
 """
 
 
-@pytest.mark.parametrize(("device", "said"), [("cpu", "True False False"), ("gpu", "False True True")])
+@pytest.mark.parametrize(("device", "said"), [("cpu", "False False False"), ("gpu", "True True True")])
 def test_only_the_cpu_is_helped(device: str, said: str) -> None:
     """On a GPU MLX's own kernels stay. In a process of its own, since it replaces them for all."""
     ended = subprocess.run([sys.executable, "-c", PROGRAM, device], capture_output=True, text=True, check=True)

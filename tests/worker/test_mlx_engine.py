@@ -14,7 +14,7 @@ from protocol.sampling import Sampling
 from tests.worker.engine_parts import Desk, Model, after_a_restart, prompt
 from tests.worker.parts import GREEDY, prepared
 from tests.worker.tiny_models import CONFIGS, VOCABULARY, make_tiny_model
-from worker import mlx_blocks
+from worker import mlx_blocks, mlx_cpu
 from worker.mlx_model import context_tokens, load_model
 
 CUTTABLE = {"llama", "deepseek_v3", "deepseek_v32"}
@@ -48,11 +48,53 @@ def test_a_family_batched_says_what_it_says_alone(model_of: Callable[[str], Mode
     model = model_of(family)
     if not model.loaded.is_batchable:
         pytest.skip("served one row at a time")
+    assert_batched_as_alone(model)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_family_batched_with_shared_angles_says_what_it_says_alone(
+    model_of: Callable[[str], Model], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same with the rotations that MLX's CPU build gets."""
+    model = model_of(family)
+    if not model.loaded.is_batchable:
+        pytest.skip("served one row at a time")
+    model.known.clear()
+    for token_ids, count in batched_rows().values():
+        model.says(token_ids, count)  # with mlx-lm alone, before anything is replaced
+    monkeypatch.setattr(mx.fast, "rope", mlx_cpu.rope)
+    assert_batched_as_alone(model)
+
+
+def test_the_layers_of_a_step_share_where_their_rows_stand(llama: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One array for all of them, or every layer would work out the angles anew."""
+    desk = Desk(llama)
+    desk.start("one", prompt(1, 20), max_tokens=9)
+    desk.start("other", prompt(2, 33), max_tokens=9)
+    desk.step()
+    offsets: list[Any] = []
+    rope = mx.fast.rope
+
+    def noting(*args: Any, **options: Any) -> mx.array:
+        offsets.append(options["offset"])
+        return rope(*args, **options)
+
+    monkeypatch.setattr(mx.fast, "rope", noting)
+    while not offsets:  # a step may only read what the one before launched
+        desk.step()
+    assert len(offsets) == 2 * len(llama.loaded.model.layers)
+    assert all(offset is offsets[0] for offset in offsets)
+
+
+def batched_rows() -> dict[str, tuple[list[int], int]]:
+    """Prompts and how many tokens each draws."""
+    lengths = enumerate([(40, 14), (3, 9), (70, 5), (1, 11)])
+    return {f"r{i}": (prompt(10 + i, length), count) for i, (length, count) in lengths}
+
+
+def assert_batched_as_alone(model: Model) -> None:
     desk = Desk(model)
-    rows = {
-        f"r{i}": (prompt(10 + i, length), count)
-        for i, (length, count) in enumerate([(40, 14), (3, 9), (70, 5), (1, 11)])
-    }
+    rows = batched_rows()
     for name, (token_ids, count) in rows.items():
         desk.start(name, token_ids, max_tokens=count, slice_tokens=16)
         desk.step()
