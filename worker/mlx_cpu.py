@@ -11,7 +11,8 @@ Attention goes over a few queries at a time, so that their scores stay in the pr
 not look at keys that its queries may not see.
 
 Every layer's `rope` works out the same angles anew, twice: a third of the 4,300 operations of a decode step of SmolLM2,
-at some 10 us each. So sines and cosines of a pass are made once (`stand_at`); a step takes 10 % less.
+at some 10 us each. So sines and cosines of a pass are made once (`stand_at`); a step takes 10 % less. What a norm does
+number by number is one operation instead of four: 3 % less.
 """
 
 import math
@@ -25,6 +26,7 @@ _QUERIES_AT_ONCE = 64
 
 _attention = mx.fast.scaled_dot_product_attention
 _sigmoid = mx.sigmoid
+_rms_norm = mx.fast.rms_norm
 _rope = mx.fast.rope
 
 
@@ -38,6 +40,7 @@ def install() -> bool:
     if not is_used():
         return False
     mx.fast.scaled_dot_product_attention = scaled_dot_product_attention
+    mx.fast.rms_norm = rms_norm
     mx.fast.rope = rope
     mx.sigmoid = sigmoid
     return True
@@ -48,6 +51,18 @@ def sigmoid(a: Any, **others: Any) -> mx.array:
     if others or not isinstance(a, mx.array) or a.dtype != mx.float32:
         return _sigmoid(a, **others)
     return 1 / (1 + mx.power(mx.array(2.0), a * -_LOG2_E))
+
+
+def rms_norm(x: mx.array, weight: mx.array | None, eps: float, **others: Any) -> mx.array:
+    """As `mx.fast.rms_norm`."""
+    if others or weight is None or x.dtype != mx.float32 or weight.dtype != mx.float32:
+        return _rms_norm(x, weight, eps, **others)
+    return _scaled(x, mx.square(x).mean(axis=-1, keepdims=True), weight, mx.array(eps))
+
+
+@partial(mx.compile, shapeless=True)
+def _scaled(x: mx.array, mean_square: mx.array, weight: mx.array, eps: mx.array) -> mx.array:
+    return x * mx.rsqrt(mean_square + eps) * weight
 
 
 def stand_at(offset: mx.array) -> None:

@@ -1,5 +1,5 @@
 # pyright: basic
-"""Attention, rotations and sigmoid as this repository writes them for MLX's CPU build are those of MLX."""
+"""Attention, norms, rotations and sigmoid as this repository writes them for MLX's CPU build are those of MLX."""
 
 import subprocess
 import sys
@@ -12,6 +12,7 @@ from worker import mlx_cpu
 
 _attention = mx.fast.scaled_dot_product_attention
 _sigmoid = mx.sigmoid
+_rms_norm = mx.fast.rms_norm
 _rope = mx.fast.rope
 
 
@@ -105,6 +106,16 @@ def test_large_scores_do_not_overflow() -> None:
     assert difference(actual, expected) < 1e-3
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 576), (8, 1, 576), (1, 70, 64), (2, 3, 5, 16)])
+def test_a_norm_is_that_of_mlx(shape: tuple[int, ...]) -> None:
+    """To the last bit; without weights and in other types it is MLX's own."""
+    x, weight = mx.random.normal(shape) * 7, mx.random.normal(shape[-1:])
+    assert mx.array_equal(mlx_cpu.rms_norm(x, weight, 1e-5), _rms_norm(x, weight, 1e-5))
+    assert mx.array_equal(mlx_cpu.rms_norm(x, None, 1e-5), _rms_norm(x, None, 1e-5))
+    half = x.astype(mx.bfloat16)
+    assert mx.array_equal(mlx_cpu.rms_norm(half, weight, 1e-6), _rms_norm(half, weight, 1e-6))
+
+
 OFFSETS = mx.array([0, 77, 30_011])
 ROTATIONS: dict[str, dict[str, Any]] = {
     "whole heads": {"dims": 32, "base": 10_000.0, "scale": 1.0},
@@ -162,16 +173,18 @@ def test_sigmoid_is_that_of_mlx() -> None:
 PROGRAM = """
 import sys
 import mlx.core as mx
-before = mx.fast.scaled_dot_product_attention, mx.sigmoid, mx.fast.rope
+def helped():
+    return [mx.fast.scaled_dot_product_attention, mx.fast.rms_norm, mx.fast.rope, mx.sigmoid]
+before = helped()
 device = mx.Device(getattr(mx, sys.argv[1]))
 mx.default_device = lambda: device
 from worker import mlx_cpu
 mlx_cpu.install()
-print(mx.fast.scaled_dot_product_attention is before[0], mx.sigmoid is before[1], mx.fast.rope is before[2])
+print(*(now is then for now, then in zip(helped(), before)))
 """
 
 
-@pytest.mark.parametrize(("device", "said"), [("cpu", "False False False"), ("gpu", "True True True")])
+@pytest.mark.parametrize(("device", "said"), [("cpu", "False False False False"), ("gpu", "True True True True")])
 def test_only_the_cpu_is_helped(device: str, said: str) -> None:
     """On a GPU MLX's own kernels stay. In a process of its own, since it replaces them for all."""
     ended = subprocess.run([sys.executable, "-c", PROGRAM, device], capture_output=True, text=True, check=True)
