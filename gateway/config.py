@@ -18,8 +18,10 @@ import msgspec
 from msgspec import Meta, Struct
 
 from gateway.admission import ClassBounds, ClassLimits
+from gateway.model_settings import KVBitsSetting, ModelSettings
 from gateway.profiles import Profile, name_problem
 from protocol.addresses import SocketPathTooLong, cachestore_socket, gateway_socket
+from protocol.kv_storage import KVGroupSize
 from protocol.launch import PersistPolicy
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -74,7 +76,8 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     "hot_cache_bytes": "hot_cache", "live_kv_bytes": "live_kv",
 }):  # fmt: skip
     """What every worker gets. `context_tokens` None means what the model itself allows; `live_kv_bytes`, for the KV of
-    requests that run, None an eighth of the memory that all models may have.
+    requests that run, None an eighth of the memory that all models may have. `kv_bits` are those of a number in a key
+    or value, in groups of `kv_group_size` that share a scale (of fewer where that is no part of a head).
 
     A process has `load_timeout_seconds`, and two more for each GiB of weights, to load. One that has work and makes no
     step for `hang_seconds` is ended, and another takes its place.
@@ -83,6 +86,8 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_rows: Annotated[int, Meta(ge=1, le=256)] = 16
     hot_cache_bytes: int = 2 * 1024**3
     live_kv_bytes: int | None = None
+    kv_bits: KVBitsSetting = "off"
+    kv_group_size: KVGroupSize = 64
     context_tokens: Positive | None = None
     prefill_slice_seconds: Annotated[float, Meta(gt=0, le=10)] = 0.2
     load_timeout_seconds: Annotated[float, Meta(ge=1, le=86_400)] = 300.0
@@ -213,6 +218,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     metrics: MetricsSettings = MetricsSettings()
     responses: ResponseSettings = ResponseSettings()
     profiles: dict[str, Profile] = {}
+    models: dict[str, ModelSettings] = {}
 
     @property
     def is_loopback(self) -> bool:
@@ -257,6 +263,8 @@ _CHOICES = {
     "log_level": get_args(LogLevel),
     "cache.persist": get_args(PersistPolicy),
     "metrics.access": get_args(MetricsAccess),
+    **dict.fromkeys(("worker.kv_bits", "models[...].kv_bits"), get_args(KVBitsSetting)),
+    **dict.fromkeys(("worker.kv_group_size", "models[...].kv_group_size"), get_args(KVGroupSize)),
 }
 
 

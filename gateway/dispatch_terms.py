@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from gateway.cachestore_child import CachestoreSettings
 from gateway.fleet_terms import FleetEvent, FleetSettings, ModelWanted
+from gateway.model_settings import KVSettings
 from gateway.model_waiters import Outcome
 from gateway.open_requests import OpenRequest
 from gateway.ports import CacheOrder
@@ -58,6 +59,7 @@ class DispatchSettings(Struct, frozen=True, kw_only=True):
     max_rows: int = 16
     context_tokens: int | None = None
     hot_cache_bytes: int = 2 * 1024**3
+    kv: KVSettings = KVSettings()
     persist: PersistPolicy = "second-touch"
     prefill_slice_seconds: float = 0.2
     log_level: str = "info"

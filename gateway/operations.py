@@ -30,6 +30,7 @@ from gateway.status import (
 from protocol.failures import Failure, FailureKind
 from protocol.generation import Capability, Ready
 from protocol.ids import ModelName, RequestId
+from protocol.kv_storage import KVStorage
 from protocol.model_kind import capabilities_of
 
 _MODELS_PREFIX = "/v1/models/"
@@ -64,12 +65,24 @@ class ReuseObject(Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class KVObject(Struct, frozen=True, kw_only=True):
+    """How keys and values are kept. `bits` null: in the model's own type; `reason` says why, where the settings ask for
+    fewer. `bytes_per_token` is what a request takes for each token, in the layers that keep all of them."""
+
+    bits: int | None
+    group_size: int | None
+    bytes_per_token: int
+    reason: str
+
+
 class ModelExtension(Struct, frozen=True, kw_only=True):
-    """What mlxd knows beyond OpenAI's object. `profile_of` is there for a profile's name: the folder it stands for."""
+    """What mlxd knows beyond OpenAI's object. `kv` is there once a model that generates is loaded, `profile_of` for a
+    profile's name: the folder it stands for."""
 
     state: ModelState
     problem: str | None
     prefix_reuse: ReuseObject
+    kv: KVObject | UnsetType = UNSET
     profile_of: ModelName | UnsetType = UNSET
 
 
@@ -128,6 +141,7 @@ def model_object(
             state="absent" if status is None else status.state,
             problem=_problem(entry, status),
             prefix_reuse=reuse,
+            kv=UNSET if limits is None or limits.kv is None else _kv_object(limits.kv),
             profile_of=UNSET if shown_as in (None, entry.name) else entry.name,
         ),
         context_length=shown,
@@ -182,6 +196,16 @@ def admin_status(entries: tuple[ModelEntry, ...], status: ServiceStatus, gateway
         for name, process in processes.items()
     ]
     return AdminStatus(gateway=gateway, models=tuple(models), cachestore=status.cachestore)
+
+
+def _kv_object(kv: KVStorage) -> KVObject:
+    terms = kv.quantization
+    return KVObject(
+        bits=None if terms is None else terms.bits,
+        group_size=None if terms is None else terms.group_size,
+        bytes_per_token=kv.bytes_per_token,
+        reason=kv.refused,
+    )
 
 
 def _capabilities(entry: ModelEntry, limits: Ready | None) -> tuple[Capability, ...]:

@@ -45,6 +45,7 @@ from gateway.gate import DrainFlag, GateSecrets
 from gateway.keys import Keyring
 from gateway.logs import configure_logging
 from gateway.machine_memory import memory_terms
+from gateway.model_settings import KVSettings
 from gateway.private_files import read_or_make_secret
 from gateway.readiness import tell_ready, tell_stopping
 from gateway.request_recorder import RequestRecorder
@@ -229,6 +230,7 @@ def dispatch_settings(settings: Settings, environment: Mapping[str, str]) -> Dis
         max_rows=settings.worker.max_rows,
         context_tokens=settings.worker.context_tokens,
         hot_cache_bytes=settings.worker.hot_cache_bytes,
+        kv=KVSettings(bits=settings.worker.kv_bits, group_size=settings.worker.kv_group_size, models=settings.models),
         persist=settings.cache.persist,
         prefill_slice_seconds=settings.worker.prefill_slice_seconds,
         log_level=settings.log_level,

@@ -119,6 +119,7 @@ class WorkerProcesses:
                 context_tokens=settings.context_tokens,
                 hot_cache_bytes=worker.hot_cache_bytes,
                 live_kv_bytes=settings.fleet.memory.live_kv_bytes,
+                kv=settings.kv.of(worker.model),
                 persist=settings.persist,
                 prefill_slice_seconds=settings.prefill_slice_seconds,
                 log_level=settings.log_level,

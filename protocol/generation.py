@@ -14,6 +14,7 @@ from msgspec import Struct
 from protocol.failures import Failure
 from protocol.handshake import Hello, Refused, Welcome
 from protocol.ids import Grain, RequestId
+from protocol.kv_storage import KVStorage
 from protocol.latency import LatencyClass
 from protocol.sampling import Sampling
 from protocol.tools import Constraint, Tool, ToolUse
@@ -260,7 +261,8 @@ class TokenizerReady(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Ready(Struct, frozen=True, kw_only=True, tag=True):
-    """Weights are loaded and the first kernels compiled. Carries the limits as resolved, not as asked for."""
+    """Weights are loaded and the first kernels compiled. Carries the limits as resolved, not as asked for. `kv`
+    None: it keeps none."""
 
     context_tokens: int
     max_rows: int
@@ -269,6 +271,7 @@ class Ready(Struct, frozen=True, kw_only=True, tag=True):
     prefix_reuse: PrefixReuse
     fingerprint: str
     capabilities: tuple[Capability, ...] = ("chat", "completions")
+    kv: KVStorage | None = None
 
 
 class Loading(Struct, frozen=True, kw_only=True, tag=True):

@@ -9,6 +9,7 @@ from typing import Literal
 from msgspec import Struct
 
 from protocol.ids import Incarnation, ModelName
+from protocol.kv_storage import KVQuantization
 
 PersistPolicy = Literal["second-touch", "through", "off"]
 """When a KV block goes to disk: when its prefix is used again, at once, or never."""
@@ -19,7 +20,7 @@ NeighbourPolicy = Literal["fair", "ignore"]
 
 class WorkerLaunch(Struct, frozen=True, kw_only=True):
     """Everything one worker needs to know. Byte budgets are this worker's own; `live_kv_bytes` is that
-    of rows' KV, None for no bound."""
+    of rows' KV, None for no bound. `kv` None: keys and values are kept as they are computed."""
 
     model: ModelName
     model_path: str
@@ -29,6 +30,7 @@ class WorkerLaunch(Struct, frozen=True, kw_only=True):
     context_tokens: int | None = None
     hot_cache_bytes: int = 2 * 1024**3
     live_kv_bytes: int | None = None
+    kv: KVQuantization | None = None
     persist: PersistPolicy = "second-touch"
     prefill_slice_seconds: float = 0.2
     neighbours: NeighbourPolicy = "fair"

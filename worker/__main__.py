@@ -72,6 +72,7 @@ from worker.scheduler import Scheduler
 from worker.shared_device import SharedDevice
 from worker.text_plane import LoadedWeights, TextPlane
 from worker.tokenizing import TokenQuestions
+from worker.weights_fingerprint import fingerprint_of_kv
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 78
@@ -213,14 +214,17 @@ class Worker:
         self._open_text_plane(text_plane)
         with unusable_if_unloadable():
             loaded = load_model(path, self._loading_report())
-        engine = MlxEngine(loaded, tokenizer)
+        engine = MlxEngine(loaded, tokenizer, launch.kv)
+        if engine.kv_storage.refused:
+            log.warning("kv_not_quantized", model=launch.model, reason=engine.kv_storage.refused)
+        fingerprint = fingerprint_of_kv(loaded.fingerprint, engine.kv_storage.quantization)
         if not engine.prefix_reuse.available:
             log.warning("prefix_reuse_off", model=launch.model, reason=engine.prefix_reuse.reason)
 
         boundary: Boundary = "states" if engine.keeps_states else "any_token"
         cold: ColdCache[dict[str, Any]] = ColdCache(
             connect=self._connect_cachestore,
-            fingerprint=loaded.fingerprint,
+            fingerprint=fingerprint,
             begin=BlockFile,
             write=write_block,
             deliver=self._inbox.put,
@@ -256,7 +260,7 @@ class Worker:
         )
         compiler = GrammarCompiler(wrapped, engine.vocabulary_size, tokenizer.eos_token_ids)
         row_tokens = self._row_tokens(engine.kv_footprint, context)
-        text_plane.weights_loaded(LoadedWeights(engine.vocabulary_size, loaded.fingerprint, compiler, row_tokens))
+        text_plane.weights_loaded(LoadedWeights(engine.vocabulary_size, fingerprint, compiler, row_tokens))
         cold.start()
         # What was loaded stays. To look through it for garbage takes 0.15 s, in which no row gets a token.
         gc.collect()
@@ -268,7 +272,8 @@ class Worker:
                 weight_bytes=loaded.weight_bytes,
                 load_seconds=time.monotonic() - started,
                 prefix_reuse=engine.prefix_reuse,
-                fingerprint=loaded.fingerprint,
+                fingerprint=fingerprint,
+                kv=engine.kv_storage,
                 capabilities=(
                     *capabilities_of("generation"),
                     *(("tools",) if tokenizer.has_chat_template else ()),

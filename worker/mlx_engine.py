@@ -8,22 +8,25 @@ read, so the host's work (text, stops, sockets) runs beside the device's.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import structlog
 from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache
+from msgspec import structs
 
 from protocol.generation import ChosenLogprob, PrefixReuse, TokenLogprob
 from protocol.ids import BlockKey, RequestId
+from protocol.kv_storage import KVQuantization, KVStorage
 from worker import mlx_cpu, mlx_packed
 from worker.detokenizer import token_bytes
 from worker.engine import Drawn
 from worker.mlx_blocks import KVArrays, KVLayout, block_bytes
 from worker.mlx_footprint import footprint_of
+from worker.mlx_kv_choice import choose_kv
 from worker.mlx_masks import allowed_tokens
 from worker.mlx_model import LoadedModel
+from worker.mlx_quantized_kv import quantized
 from worker.mlx_row_masks import mask_padding_only
 from worker.mlx_sampling import BatchSampler
 from worker.mlx_state import leaves, resume, row_snapshot, shape_of, snapshot, state_bytes
@@ -67,9 +70,12 @@ class Row:
 
 
 class MlxEngine:
-    """See `worker.engine.Engine`. Make it on the thread that loaded the model, and use it there only."""
+    """See `worker.engine.Engine`. Make it on the thread that loaded the model, and use it there only.
 
-    def __init__(self, loaded: LoadedModel, tokenizer: Any) -> None:
+    `kv` asks for quantized keys and values; what is done, `kv_storage` says.
+    """
+
+    def __init__(self, loaded: LoadedModel, tokenizer: Any, kv: KVQuantization | None = None) -> None:
         self._model = loaded.model
         self._tokenizer = tokenizer
         self._is_batchable = loaded.is_batchable
@@ -83,14 +89,24 @@ class MlxEngine:
         self._sampler: BatchSampler | None = None
         self._steps = 0
         self._prefilled_since_clear = 0
-        self._shape = shape_of(make_prompt_cache(self._model))
+        self.kv_storage = KVStorage()
         self._warm_up()
+        if kv is not None:
+            self.kv_storage = choose_kv(self._model, kv, rows=self.kv_footprint.rows)
+            if self.kv_storage.quantization is not None:
+                self._warm_up()
+        self.kv_storage = structs.replace(self.kv_storage, bytes_per_token=self.kv_footprint.bytes_per_token)
         self.prefix_reuse = loaded.prefix_reuse
         if self.prefix_reuse.available and (fault := self._reuse_fault()):
             self.prefix_reuse = PrefixReuse(available=False, reason=fault)
         self._mixing_fault = self._find_mixing_fault()
         if self._mixing_fault:
             log.info("slices_are_not_mixed", reason=self._mixing_fault)
+
+    def _make_caches(self) -> list[Any]:
+        """Empty ones of one row."""
+        caches, quantization = make_prompt_cache(self._model), self.kv_storage.quantization
+        return caches if quantization is None else quantized(caches, quantization)
 
     @property
     def is_batchable(self) -> bool:
@@ -117,7 +133,7 @@ class MlxEngine:
         return self._vocabulary_size
 
     def open(self, prepared: Prepared, uses: Sequence[BlockUse[KVArrays]]) -> None:
-        row = Row(prepared=prepared, token_ids=list(prepared.token_ids), caches=make_prompt_cache(self._model))
+        row = Row(prepared=prepared, token_ids=list(prepared.token_ids), caches=self._make_caches())
         row.drawn = prepared.drawn_tokens
         if uses and self._layout is not None:
             flat = leaves(row.caches)
@@ -185,7 +201,7 @@ class MlxEngine:
         if row.is_unread:
             raise BooksDoNotAddUp("a row with an unread token cannot be parked")
         if row.held == 0:  # parked before its first step: there is nothing yet that could be taken out
-            row.caches = make_prompt_cache(self._model)
+            row.caches = self._make_caches()
         elif self._is_batchable:
             row.caches = [cache.extract(index) for cache in self._caches]
         else:
@@ -374,7 +390,8 @@ class MlxEngine:
 
     def _warm_up(self) -> None:
         """Run the shapes that serving needs once: MLX compiles kernels at their first use (g++ on its CPU build)."""
-        caches = make_prompt_cache(self._model)
+        caches = self._make_caches()
+        self._shape = shape_of(caches)
         for tokens in (9, 1):
             logits = self._model(mx.zeros((1, tokens), mx.int32), cache=caches)
             mx.eval(logits, [cache.state for cache in caches])
@@ -396,10 +413,9 @@ class MlxEngine:
         """Why slices and decode steps are run apart. Empty when they need not be."""
         if not self._is_batchable:
             return "its rows are not batched"
-        make_caches = partial(make_prompt_cache, self._model)
         try:
-            fault = mlx_packed.prepare(self._model, make_caches())
-            return fault or mlx_packed.fault(self._model, make_caches, self._vocabulary_size)
+            fault = mlx_packed.prepare(self._model, self._make_caches())
+            return fault or mlx_packed.fault(self._model, self._make_caches, self._vocabulary_size)
         except mlx_packed.CANNOT as why:
             return f"{type(why).__name__}: {str(why)[:200]}"
 
@@ -412,7 +428,7 @@ class MlxEngine:
         first_tokens, second_tokens, more = _SELF_TEST_TOKENS
         kept = first_tokens + second_tokens
         tokens = mx.array([[(7 * i + 3) % min(self._vocabulary_size, 997) for i in range(kept + more)]], mx.int32)
-        first, second = make_prompt_cache(self._model), make_prompt_cache(self._model)
+        first, second = self._make_caches(), self._make_caches()
         self._model(tokens[:, :kept], cache=first)
         mx.eval([cache.state for cache in first])
         whole = self._layout.cut(leaves(first), 0, 0, kept)

@@ -13,6 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from protocol.kv_storage import KVQuantization
+
 KV_LAYOUT = 2
 """Part of the fingerprint: change it when the meaning of a stored block changes, or of a sample."""
 
@@ -39,6 +41,14 @@ def fingerprint(path: Path) -> str:
             digest.update(header)
             for start in _samples(header, file_bytes):
                 digest.update(os.pread(descriptor, SAMPLE_BYTES, start))
+    return digest.hexdigest()
+
+
+def fingerprint_of_kv(weights: str, quantization: KVQuantization | None) -> str:
+    """Names what these weights' blocks hold: quantized otherwise, the same tokens' blocks are other blocks."""
+    if quantization is None:
+        return weights
+    digest = blake2b(f"{weights} kv {quantization.bits} {quantization.group_size}".encode(), digest_size=16)
     return digest.hexdigest()
 
 

@@ -60,6 +60,12 @@ def test_an_empty_file_is_enough():
         ({"models_directories": ["ok", ""]}, "models_directories[1]: expected a path"),
         ({"runtime_directory": "/" + "x" * 100}, "runtime_directory: socket path"),
         ({"worker_command": []}, "worker_command: "),
+        ({"worker": {"kv_bits": 7}}, "worker.kv_bits: expected one of 'off', 4, 6, 8"),
+        ({"worker": {"kv_bits": True}}, "worker.kv_bits: expected `int | str`"),
+        ({"worker": {"kv_group_size": 48}}, "worker.kv_group_size: expected one of 32, 64, 128"),
+        ({"models": {"m": {"kv_bits": 2}}}, "models[...].kv_bits: expected one of 'off', 4, 6, 8"),
+        ({"models": {"m": {"bits": 8}}}, "models[...].bits: no such setting"),
+        ({"models": {"m": 8}}, "models[...]: expected `object`"),
         ({"home": "/elsewhere"}, "home: not a setting; use --home or the environment variable MLXD_HOME"),
     ],
 )

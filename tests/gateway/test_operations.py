@@ -13,6 +13,7 @@ from gateway.operations import admin_status, model_object, readiness
 from gateway.status import AdminStatus, GatewayStatus, LastExit, ModelStatus, ServiceStatus
 from protocol.generation import PrefixReuse, Ready
 from protocol.ids import ModelName
+from protocol.kv_storage import KVQuantization, KVStorage
 from tests.gateway.http_parts import ADMIN_TOKEN, House, build_house, make_model
 
 IDS = ["flat", "org/name", "org/name:tag", "org/sub/name", "with space", "ünïcode/模型", "100%", "a+b", "q?mark#hash"]
@@ -33,6 +34,7 @@ def running(name: str, **changes: object) -> ModelStatus:
         load_seconds=1.0,
         prefix_reuse=PrefixReuse(available=False, reason="sliding window"),
         fingerprint="f",
+        kv=KVStorage(quantization=KVQuantization(bits=8, group_size=32), refused="", bytes_per_token=4352),
     )
     status = ModelStatus(name=ModelName(name), state="ready", since_unix=1.0, pid=7, limits=limits)
     return msgspec.structs.replace(status, **changes)
@@ -85,11 +87,13 @@ async def test_a_model_says_what_it_can(house: House):
     assert before["context_length"] == before["max_model_len"] == before["max_input_tokens"] == 4096
     assert before["mlxd"]["state"] == "absent"
     assert before["mlxd"]["prefix_reuse"]["available"] is None
+    assert "kv" not in before["mlxd"]
     assert after["context_length"] == 2048
     assert after["mlxd"] == {
         "state": "ready",
         "problem": None,
         "prefix_reuse": {"available": False, "reason": "sliding window"},
+        "kv": {"bits": 8, "group_size": 32, "bytes_per_token": 4352, "reason": ""},
     }
 
 

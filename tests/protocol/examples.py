@@ -14,6 +14,7 @@ from msgspec import Struct
 from protocol import blocks, generation, handshake, tools
 from protocol.failures import Failure, FailureKind
 from protocol.ids import BlockKey, Grain, Incarnation, LeaseId, ModelName, RequestId
+from protocol.kv_storage import KVQuantization, KVStorage
 from protocol.latency import LatencyClass
 from protocol.sampling import Sampling
 
@@ -131,6 +132,7 @@ EXAMPLES: tuple[Struct, ...] = (
         prefix_reuse=generation.PrefixReuse(available=False, reason="logits differ"),
         fingerprint="abc",
         capabilities=("chat", "tools"),
+        kv=KVStorage(quantization=KVQuantization(bits=8, group_size=32), bytes_per_token=4352),
     ),
     generation.Loading(done_bytes=1, total_bytes=2),
     generation.Queued(request_id=_REQUEST, prompt_tokens=12, message_starts=(3, 8), grains=_GRAINS),

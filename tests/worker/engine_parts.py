@@ -9,9 +9,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx_lm.generate import generate_step
+from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, make_prompt_cache
 
 from protocol.generation import ChosenLogprob
 from protocol.ids import BLOCK_TOKENS, GRAIN_TOKENS, BlockKey
+from protocol.kv_storage import KVQuantization
 from tests.worker.block_files import leased_file, read_whole
 from tests.worker.parts import FINGERPRINT, prepared
 from tests.worker.test_prefix_cache import RecordingDisk
@@ -36,22 +38,38 @@ class Model:
     """A loaded tiny model, with what mlx-lm itself makes of a prompt."""
 
     loaded: LoadedModel
+    kv: KVQuantization | None = None
     known: dict[tuple[tuple[int, ...], int], tuple[list[int], list[Any]]] = field(default_factory=dict)
 
     def engine(self) -> MlxEngine:
-        return MlxEngine(self.loaded, PlainTokenizer())
+        return MlxEngine(self.loaded, PlainTokenizer(), self.kv)
 
     def reference(self, token_ids: Sequence[int], count: int) -> tuple[list[int], list[Any]]:
         """Greedy tokens and logprobs of `generate_step`."""
         key = (tuple(token_ids), count)
         if key not in self.known:
-            steps = generate_step(mx.array(list(token_ids)), self.loaded.model, max_tokens=count)
+            caches = make_prompt_cache(self.loaded.model)
+            if self.kv is not None:
+                caches = _quantized(caches, self.kv)
+            steps = generate_step(mx.array(list(token_ids)), self.loaded.model, max_tokens=count, prompt_cache=caches)
             pairs = [(int(token), np.array(logprobs.astype(mx.float32))) for token, logprobs in steps]
             self.known[key] = [token for token, _ in pairs], [logprobs for _, logprobs in pairs]
         return self.known[key]
 
     def says(self, token_ids: Sequence[int], count: int) -> list[int]:
         return self.reference(token_ids, count)[0]
+
+
+def _quantized(caches: Sequence[Any], kv: KVQuantization) -> list[Any]:
+    """With mlx-lm's own quantized caches in the place of plain ones."""
+    replaced: list[Any] = []
+    for cache in caches:
+        if type(cache) is KVCache:
+            replaced.append(QuantizedKVCache(kv.group_size, kv.bits))
+        else:
+            is_list = type(cache) is CacheList
+            replaced.append(CacheList(*_quantized(cache.caches, kv)) if is_list else cache)
+    return replaced
 
 
 def prompt(seed: int, length: int) -> list[int]:

@@ -15,7 +15,7 @@ import pytest
 from protocol.ids import GRAIN_TOKENS
 from tests.worker.engine_parts import Desk, Model, after_a_restart, prompt
 from tests.worker.test_mlx_packed import MixedDesk
-from tests.worker.tiny_models import CONFIGS, VOCABULARY
+from tests.worker.tiny_models import CONFIGS, QUANTIZED, VOCABULARY
 from worker import mlx_engine
 from worker.mlx_blocks import KVLayout
 from worker.mlx_state import leaves
@@ -29,7 +29,7 @@ BF16_NOISE = 0.1
 MISTAKE = 100 * FLOAT32_NOISE
 """What a mistake does at least. Measured: 0.05 and more, mostly above 1."""
 
-REUSED = tuple(sorted(set(CONFIGS) - {"internlm2"}))
+REUSED = tuple(sorted({*CONFIGS, *QUANTIZED} - {"internlm2"}))
 
 Make = Callable[..., Model]
 
@@ -81,7 +81,7 @@ def test_first_logits_after_a_hit_are_the_cold_ones(model_of: Make, family: str,
     assert desk.cached["next turn"] >= length
 
 
-@pytest.mark.parametrize("family", sorted(set(REUSED) - {"gpt_oss"}))  # which is nothing without its experts
+@pytest.mark.parametrize("family", sorted({*REUSED} - {*QUANTIZED, "gpt_oss"}))  # which is nothing without its experts
 def test_first_logits_in_bf16_are_within_its_noise(model_of: Make, family: str, tmp_path: Path) -> None:
     """K02: as real models run; the type survives blocks, states and files."""
     model = model_of(family, mx.bfloat16)

@@ -13,11 +13,13 @@ from protocol.ids import GRAIN_TOKENS
 from protocol.sampling import Sampling
 from tests.worker.engine_parts import Desk, Model, after_a_restart, prompt
 from tests.worker.parts import GREEDY, prepared
-from tests.worker.tiny_models import CONFIGS, VOCABULARY, make_tiny_model
+from tests.worker.tiny_models import CONFIGS, QUANTIZED, VOCABULARY, make_tiny_model
 from worker import mlx_blocks, mlx_cpu
 from worker.mlx_model import context_tokens, load_model
 
-CUTTABLE = {"llama", "deepseek_v3", "deepseek_v32"}
+KINDS = (*CONFIGS, *QUANTIZED)
+
+CUTTABLE = {"llama", "deepseek_v3", "deepseek_v32", "llama kv8", "llama kv4"}
 """Families that can be taken up again after any token; the others only where a state was kept."""
 
 
@@ -29,7 +31,7 @@ def llama(model_of: Callable[[str], Model]) -> Model:
 # --- every family ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", KINDS)
 def test_a_family_alone_says_what_mlx_lm_says(model_of: Callable[[str], Model], family: str) -> None:
     """Prompts longer than any window, in slices that fit no boundary, and asked twice (K01, K03)."""
     model = model_of(family)
@@ -42,7 +44,7 @@ def test_a_family_alone_says_what_mlx_lm_says(model_of: Callable[[str], Model], 
         assert desk.cached[name] == (again if desk.engine.prefix_reuse.available else 0)
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", KINDS)
 def test_a_family_batched_says_what_it_says_alone(model_of: Callable[[str], Model], family: str) -> None:
     """Rows of unequal lengths that join and leave at different steps; as many rows as there are KV heads, and more."""
     model = model_of(family)
@@ -105,7 +107,7 @@ def assert_batched_as_alone(model: Model) -> None:
         assert desk.drawn[name] == model.says(token_ids, count), name
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", KINDS)
 def test_reuse_is_on_for_every_kind_of_cache(model_of: Callable[[str], Model], family: str) -> None:
     """K03: by cutting, or by states; where it cannot work it is off and says why."""
     engine = model_of(family).engine()
@@ -114,7 +116,7 @@ def test_reuse_is_on_for_every_kind_of_cache(model_of: Callable[[str], Model], f
     assert bool(engine.prefix_reuse.reason) != engine.prefix_reuse.available
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", KINDS)
 @pytest.mark.parametrize("length", [15, 16, 17, 255, 256, 257, 511, 512, 513])
 def test_a_hit_says_what_a_cold_run_says(model_of: Callable[[str], Model], family: str, length: int) -> None:
     """K01, K02, K03: another ending on a known prefix, the next turn after an answer, and while another row decodes."""
@@ -140,7 +142,7 @@ def test_a_hit_says_what_a_cold_run_says(model_of: Callable[[str], Model], famil
         assert desk.cached["again"] == length - 1
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", KINDS)
 @pytest.mark.parametrize("length", [255, 256, 257, 513])
 def test_a_hit_from_disk_says_what_a_cold_run_says(
     model_of: Callable[[str], Model], family: str, length: int, tmp_path: Path
@@ -237,7 +239,7 @@ def test_a_prompt_is_prefilled_while_others_decode(llama: Model) -> None:
     assert not desk.engine._alone
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", KINDS)
 def test_a_parked_row_goes_on_where_it_was(model_of: Callable[[str], Model], family: str) -> None:
     """Out of a batch of unequal rows and back into another one; who stays behind says what it says alone."""
     model = model_of(family)
@@ -260,7 +262,7 @@ def test_a_parked_row_goes_on_where_it_was(model_of: Callable[[str], Model], fam
         assert desk.drawn[name] == model.says(prompt(seed, length), 24)
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", KINDS)
 def test_a_row_may_be_parked_before_its_first_step(model_of: Callable[[str], Model], family: str) -> None:
     """Of a prompt of one token nothing is held yet."""
     model = model_of(family)

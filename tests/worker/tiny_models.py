@@ -224,12 +224,38 @@ PLAIN_CONFIGS: dict[str, dict[str, Any]] = {
 """Families of plain attention, each with a way of its own in what a packed pass has to tell apart."""
 
 
+QUANTIZED: dict[str, tuple[str, Literal[8, 4]]] = {
+    "llama kv8": ("llama", 8),
+    "llama kv4": ("llama", 4),
+    "gemma3_text kv8": ("gemma3_text", 8),
+    "qwen3_next kv8": ("qwen3_next", 8),
+    "lfm2 kv4": ("lfm2", 4),
+    "falcon_h1 kv8": ("falcon_h1", 8),
+    "llama4 kv8": ("llama4", 8),
+}
+"""Families with wide heads, whose keys and values are kept in so many bits; windows and recurrent state as they are."""
+
+_WIDE_HEADS: dict[str, Any] = {"head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+_WIDE: dict[str, dict[str, Any]] = {
+    "gemma3_text": {"query_pre_attn_scalar": 32},
+    "lfm2": {"hidden_size": 64, "block_dim": 64},
+    "falcon_h1": {"num_attention_heads": 4, "num_key_value_heads": 2},
+    "llama4": {"text_config": {**CONFIGS["llama4"]["text_config"], **_WIDE_HEADS}},
+}
+
+
 def make_tiny_model(
-    family: str, destination: Path, dtype: mx.Dtype = mx.float32, experts: Literal["some", "none"] = "some"
+    family: str,
+    destination: Path,
+    dtype: mx.Dtype = mx.float32,
+    experts: Literal["some", "none"] = "some",
+    heads: Literal["narrow", "wide"] = "narrow",
 ) -> Path:
     """Write the folder; the same bytes every time. `dtype` is that of the weights; MLX's CPU build computes experts in
-    float32 only."""
+    float32 only. Wide heads are of 32 numbers, a quantization group."""
     config = CONFIGS.get(family) or PLAIN_CONFIGS[family]
+    if heads == "wide":
+        config = {**config, **_WIDE_HEADS, **_WIDE.get(family, {})}
     if experts == "none":
         config = {**config, **_WITHOUT_EXPERTS.get(family, {})}
     module = importlib.import_module(f"mlx_lm.models.{family}")
