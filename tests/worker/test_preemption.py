@@ -12,9 +12,10 @@ import pytest
 from protocol.failures import FailureKind
 from protocol.generation import Cancel, Delta, Drain, Failed, Finished, Ping, Pong, Prefilling, WorkerEvent
 from protocol.ids import RequestId
+from protocol.kv_storage import KVQuantization
 from protocol.latency import LatencyClass
 from protocol.sampling import Sampling
-from tests.worker.engine_parts import PlainTokenizer, prompt
+from tests.worker.engine_parts import Model, PlainTokenizer, prompt
 from tests.worker.parts import GREEDY, prepared
 from tests.worker.test_prefix_cache import RecordingDisk
 from tests.worker.tiny_models import CONFIGS, VOCABULARY, make_tiny_model
@@ -118,9 +119,10 @@ class Run:
         row_tokens: int | None = None,
         hot_bytes: int = 10**9,
         slice_tokens: int = SLICE_TOKENS,
+        kv: KVQuantization | None = None,
     ) -> None:
         """`row_tokens`: the budget is that of two rows of so many tokens, of one where rows are not batched."""
-        self.engine = Watched(loaded, PlainTokenizer())
+        self.engine = Watched(loaded, PlainTokenizer(), kv)
         footprint = self.engine.kv_footprint
         rows = 2 if self.engine.is_batchable else 1
         self.budget_bytes = None if row_tokens is None else rows * footprint.row_bytes(row_tokens)
@@ -216,6 +218,18 @@ def test_text_is_that_of_an_undisturbed_run(load: Load, family: str) -> None:
     if run.engine.kv_footprint.bytes_per_token:
         assert run.told("b1").finished.timings.preemptions
         assert not run.told("i1").finished.timings.preemptions
+    windows = sum(SLICE_TOKENS * window.bytes_per_token for window in run.engine.kv_footprint.windows)
+    assert run.budget_bytes is not None
+    assert run.engine.most_bytes <= run.budget_bytes + 4 * windows
+
+
+@pytest.mark.parametrize("family", ["llama kv8", "llama kv4", "gemma3_text kv8", "lfm2 kv4"])
+def test_quantized_rows_go_on_too(model_of: Callable[[str], Model], family: str) -> None:
+    """Within the smaller budget that their own footprint gives."""
+    model = model_of(family)
+    run = Run(model.loaded, crowd(), row_tokens=PROMPT_TOKENS + ANSWER_TOKENS, kv=model.kv)
+    assert run.told("b1").finished.timings.preemptions
+    assert_undisturbed(run, Run(model.loaded, crowd(), kv=model.kv))
     windows = sum(SLICE_TOKENS * window.bytes_per_token for window in run.engine.kv_footprint.windows)
     assert run.budget_bytes is not None
     assert run.engine.most_bytes <= run.budget_bytes + 4 * windows
