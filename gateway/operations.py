@@ -30,7 +30,7 @@ from gateway.status import (
 from protocol.failures import Failure, FailureKind
 from protocol.generation import Capability, Ready
 from protocol.ids import ModelName, RequestId
-from protocol.kv_storage import KVStorage
+from protocol.kv_storage import KVReading, KVStorage
 from protocol.model_kind import capabilities_of
 
 _MODELS_PREFIX = "/v1/models/"
@@ -66,11 +66,13 @@ class ReuseObject(Struct, frozen=True, kw_only=True):
 
 
 class KVObject(Struct, frozen=True, kw_only=True):
-    """How keys and values are kept. `bits` null: in the model's own type; `reason` says why, where the settings ask for
-    fewer. `bytes_per_token` is what a request takes for each token, in the layers that keep all of them."""
+    """How keys and values are kept. `bits` null: in the model's own type. `reading` is what a decode step reads:
+    dequantized is slower. `reason` says why it is not as the settings ask, or why steps are slower. `bytes_per_token`
+    is what a request takes for each token, in the layers that keep all of them."""
 
     bits: int | None
     group_size: int | None
+    reading: KVReading | None
     bytes_per_token: int
     reason: str
 
@@ -203,8 +205,9 @@ def _kv_object(kv: KVStorage) -> KVObject:
     return KVObject(
         bits=None if terms is None else terms.bits,
         group_size=None if terms is None else terms.group_size,
+        reading=None if terms is None else kv.reading,
         bytes_per_token=kv.bytes_per_token,
-        reason=kv.refused,
+        reason=kv.reason,
     )
 
 

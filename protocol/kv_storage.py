@@ -18,12 +18,18 @@ class KVQuantization(Struct, frozen=True, kw_only=True):
     group_size: KVGroupSize = 64
 
 
+KVReading = Literal["quantized", "dequantized"]
+"""What the attention of a decode step reads: the quantized numbers, or plain ones made of them, layer by layer."""
+
+
 class KVStorage(Struct, frozen=True, kw_only=True):
-    """What a loaded model does. `quantization` None: its own type; `refused` says why, where another was asked for.
+    """What a loaded model does. `quantization` None: its own type. `reason` says why that is so where another was asked
+    for, or why steps have to read it dequantized.
 
     `bytes_per_token` is what one row takes for each of its tokens, in the layers that keep all of them.
     """
 
     quantization: KVQuantization | None = None
-    refused: str = ""
+    reading: KVReading = "quantized"
+    reason: str = ""
     bytes_per_token: int = 0

@@ -215,9 +215,11 @@ class Worker:
         with unusable_if_unloadable():
             loaded = load_model(path, self._loading_report())
         engine = MlxEngine(loaded, tokenizer, launch.kv)
-        if engine.kv_storage.refused:
-            log.warning("kv_not_quantized", model=launch.model, reason=engine.kv_storage.refused)
-        fingerprint = fingerprint_of_kv(loaded.fingerprint, engine.kv_storage.quantization)
+        kv = engine.kv_storage
+        if kv.reason:
+            told = "kv_not_quantized" if kv.quantization is None else "kv_is_dequantized_in_steps"
+            log.warning(told, model=launch.model, reason=kv.reason)
+        fingerprint = fingerprint_of_kv(loaded.fingerprint, kv.quantization)
         if not engine.prefix_reuse.available:
             log.warning("prefix_reuse_off", model=launch.model, reason=engine.prefix_reuse.reason)
 
@@ -273,7 +275,7 @@ class Worker:
                 load_seconds=time.monotonic() - started,
                 prefix_reuse=engine.prefix_reuse,
                 fingerprint=fingerprint,
-                kv=engine.kv_storage,
+                kv=kv,
                 capabilities=(
                     *capabilities_of("generation"),
                     *(("tools",) if tokenizer.has_chat_template else ()),

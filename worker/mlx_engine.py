@@ -105,8 +105,8 @@ class MlxEngine:
 
     def _make_caches(self) -> list[Any]:
         """Empty ones of one row."""
-        caches, quantization = make_prompt_cache(self._model), self.kv_storage.quantization
-        return caches if quantization is None else quantized(caches, quantization)
+        caches, kv = make_prompt_cache(self._model), self.kv_storage
+        return caches if kv.quantization is None else quantized(caches, kv.quantization, kv.reading)
 
     @property
     def is_batchable(self) -> bool:

@@ -3,18 +3,21 @@
 
 It is run twice on the same tokens: with quantized caches, and with plain ones that hold what the quantized numbers
 stand for. Both must say the same, in slices, alone and in a batch of unequal rows. So what is compared is not what
-quantization loses, which was asked for, but what the model does with it: attention sinks, arithmetic of its own on
-fetched keys or scores, or layers that read another layer's cache raise or differ.
+quantization loses, which was asked for, but what the model does with it. Attention sinks, arithmetic of its own on
+fetched keys, layers that read another layer's cache, and MLX's CUDA build, whose quantized product takes few shapes,
+raise or differ: then its steps read what was dequantized, which takes time and no memory that stays. Only if that
+differs, too, or heads have no groups, keys and values are kept plain.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, get_args
 
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from protocol.kv_storage import KVGroupSize, KVQuantization, KVStorage
-from worker.mlx_quantized_kv import RoundedKV, quantized
+from protocol.kv_storage import KVGroupSize, KVQuantization, KVReading, KVStorage
+from worker.mlx_quantized_kv import quantized, rounded
 from worker.mlx_state import leaves
 
 _TOLERANCE = {8: 0.15, 6: 0.2, 4: 0.35}
@@ -38,24 +41,38 @@ def choose_kv(model: Any, asked: KVQuantization, *, rows: Literal["padded", "apa
     logits = model(mx.zeros((1, 2), mx.int32), cache=plain)
     widths = {array.shape[3] for leaf in leaves(plain) if type(leaf) is KVCache for array in (leaf.keys, leaf.values)}
     if not widths:
-        return KVStorage(refused="no layer keeps all its keys and values")
+        return KVStorage(reason="no layer keeps all its keys and values")
     sizes = [size for size in get_args(KVGroupSize) if size <= asked.group_size and not any(w % size for w in widths)]
     if not sizes:
         wide = ", ".join(map(str, sorted(widths)))
-        return KVStorage(refused=f"heads of {wide} numbers cannot be put into groups of {asked.group_size} or fewer")
+        return KVStorage(reason=f"heads of {wide} numbers cannot be put into groups of {asked.group_size} or fewer")
     quantization = KVQuantization(bits=asked.bits, group_size=max(sizes))
-    if fault := _fault(model, quantization, logits.shape[-1], rows):
-        return KVStorage(refused=fault)
-    return KVStorage(quantization=quantization)
+    try_it = partial(_fault, model, quantization, vocabulary_size=logits.shape[-1], rows=rows)
+    if not (fault := try_it("quantized")):
+        return KVStorage(quantization=quantization)
+    if try_it("dequantized"):
+        return KVStorage(reason=fault)
+    return KVStorage(quantization=quantization, reading="dequantized", reason=fault)
 
 
-def _fault(model: Any, quantization: KVQuantization, vocabulary_size: int, rows: Literal["padded", "apart"]) -> str:
+def _fault(
+    model: Any,
+    quantization: KVQuantization,
+    reading: KVReading,
+    *,
+    vocabulary_size: int,
+    rows: Literal["padded", "apart"],
+) -> str:
     """Why it cannot be; empty when it can."""
+
+    def make() -> list[Any]:
+        return quantized(make_prompt_cache(model), quantization, reading)
+
     try:
-        expected = _says(model, lambda: quantized(make_prompt_cache(model), quantization, RoundedKV), vocabulary_size)
-        seen = _says(model, lambda: quantized(make_prompt_cache(model), quantization), vocabulary_size)
+        expected = _says(model, lambda: rounded(make_prompt_cache(model), quantization), vocabulary_size)
+        seen = _says(model, make, vocabulary_size)
         if rows == "padded":
-            seen += _says_batched(model, lambda: quantized(make_prompt_cache(model), quantization), vocabulary_size)
+            seen += _says_batched(model, make, vocabulary_size)
             expected = [*expected, mx.concatenate(expected[-2:])]
     except _CANNOT as why:
         return f"its attention does not take them ({type(why).__name__}: {str(why)[:200]})"

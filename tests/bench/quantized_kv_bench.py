@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from gateway.blas import worker_environment
 from protocol.kv_storage import KVBits, KVQuantization
@@ -65,9 +65,11 @@ def measure(asked: argparse.Namespace) -> None:
     engines = {"plain": MlxEngine(loaded, PlainTokenizer())}
     for bits in sorted(get_args(KVBits), reverse=True):
         engine = MlxEngine(loaded, PlainTokenizer(), KVQuantization(bits=bits))
-        if engine.kv_storage.refused:
-            sys.exit(f"{bits} bits: {engine.kv_storage.refused}")
-        engines[f"{bits} bits"] = engine
+        kv = engine.kv_storage
+        if kv.reason:
+            print(f"{bits} bits: {kv.reason}")
+        if kv.quantization is not None:
+            engines[f"{bits} bits" if kv.reading == "quantized" else f"{bits} bits, dequantized"] = engine
 
     prompts: dict[str, list[float]] = defaultdict(list)
     steps: dict[tuple[str, int], list[float]] = defaultdict(list)
@@ -95,7 +97,15 @@ def measure(asked: argparse.Namespace) -> None:
                 engine.read()
                 steps[name, rows].append((time.perf_counter() - began) / _STEPS)
                 engine.drop([request.request_id for request in requests])
+    print_figures(engines, prompts, steps, asked.rows)
 
+
+def print_figures(
+    engines: dict[str, Any],
+    prompts: dict[str, list[float]],
+    steps: dict[tuple[str, int], list[float]],
+    counts: list[int],
+) -> None:
     table = []
     for name, engine in engines.items():
         bytes_per_token = engine.kv_storage.bytes_per_token
@@ -103,13 +113,13 @@ def measure(asked: argparse.Namespace) -> None:
         ratios = [prompt / plain for prompt, plain in zip(prompts[name], prompts["plain"], strict=True)]
         cells = [name, str(bytes_per_token), f"{of_plain:.2f}", f"{spread(prompts[name]).median:.2f}"]
         cells.append(spread(ratios).text())
-        for rows in asked.rows:
+        for rows in counts:
             paired = zip(steps[name, rows], steps["plain", rows], strict=True)
             cells.append(f"{1000 * spread(steps[name, rows]).median:.1f}")
             cells.append(spread([step / plain for step, plain in paired]).text())
         table.append(cells)
     columns = ["", "bytes a token", "of plain", "prompt s", "of plain"]
-    for rows in asked.rows:
+    for rows in counts:
         columns += [f"step of {rows} ms", "of plain"]
     print_table("medians, with the smallest and the largest ratio of a turn", columns, table)
 

@@ -13,23 +13,25 @@ from tests.fakes.live_service import LiveService, live_service, until
 from tests.fakes.reference_generation import reference_texts
 from tests.worker.tiny_models import QUANTIZED, make_tiny_model
 
-KINDS = {"plain": "llama kv8", "window": "gemma3_text kv8", "hybrid": "lfm2 kv4"}
+KINDS = {"plain": "llama kv8", "window": "gemma3_text kv8", "hybrid": "lfm2 kv4", "sinks": "gpt_oss kv8"}
 SETTINGS = """
 [models]
 plain = {kv_bits = 8, kv_group_size = 32}
 window = {kv_bits = 8}
 hybrid = {kv_bits = 4}
 sinks = {kv_bits = 8}
+narrow = {kv_bits = 8}
 """
 
 
 @pytest.fixture(scope="module")
 def kinds(script_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Tiny models with heads of 32 numbers and the script model's tokenizer."""
-    families = {**{name: QUANTIZED[kind][0] for name, kind in KINDS.items()}, "sinks": "gpt_oss"}
+    """Tiny models with heads of 32 numbers, and one of 8, and the script model's tokenizer."""
+    families = {**{name: QUANTIZED[kind][0] for name, kind in KINDS.items()}, "narrow": "llama"}
     folders = {}
     for name, family in families.items():
-        folders[name] = make_tiny_model(family, tmp_path_factory.mktemp("models") / name, heads="wide")
+        heads = "narrow" if name == "narrow" else "wide"
+        folders[name] = make_tiny_model(family, tmp_path_factory.mktemp("models") / name, heads=heads)
         for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
             (folders[name] / file).write_bytes((script_model / file).read_bytes())
     return folders
@@ -50,14 +52,15 @@ def test_k03_quantized_prefixes_are_reused_and_never_wrong(kinds: dict[str, Path
                     assert again.text == texts[name, length], (name, length)
                     assert again.cached_tokens >= (length - 1) // 16 * 16, (name, length)
                 kv = client.get(f"/v1/models/{name}").json()["mlxd"]["kv"]
-            if name == "sinks":
-                assert kv["bits"] is None
-                assert "sinks" in kv["reason"]
+            if name == "narrow":
+                assert (kv["bits"], kv["reading"]) == (None, None)
+                assert "heads of 8 numbers" in kv["reason"]
             else:
-                bits = QUANTIZED[KINDS[name]][1]
-                assert (kv["bits"], kv["group_size"], kv["reason"]) == (bits, 32, "")
-        said = [line for line in service.log.splitlines() if "kv_not_quantized" in line]
-        assert len(said) == 1
+                reading = "dequantized" if name == "sinks" else "quantized"
+                assert (kv["bits"], kv["group_size"], kv["reading"]) == (QUANTIZED[KINDS[name]][1], 32, reading)
+                assert ("sinks" in kv["reason"]) == bool(kv["reason"]) == (name == "sinks")
+        for said in ("kv_not_quantized", "kv_is_dequantized_in_steps"):
+            assert sum(said in line for line in service.log.splitlines()) == 1
         until("blocks are stored", lambda: service.stored_blocks() > len(kinds), seconds=20.0)
         service.stop()
 
@@ -108,6 +111,7 @@ def test_a_real_model_says_what_mlx_lm_says_with_quantized_caches(smollm2: Path,
                     body = {"model": "smollm2", "messages": user(question), "max_tokens": 10, "temperature": 0}
                     assert ask_whole(client, body, path=CHAT).text == text
                 kv = client.get("/v1/models/smollm2").json()["mlxd"]["kv"]
-            assert kv == {"bits": 8, "group_size": 64, "bytes_per_token": 30 * 3 * 2 * (64 + 2 * 4), "reason": ""}
+            assert (kv["bits"], kv["group_size"], kv["reading"], kv["reason"]) == (8, 64, "quantized", "")
+            assert kv["bytes_per_token"] == 30 * 3 * 2 * (64 + 2 * 4)
             service.stop()
             service.start()

@@ -34,7 +34,7 @@ def running(name: str, **changes: object) -> ModelStatus:
         load_seconds=1.0,
         prefix_reuse=PrefixReuse(available=False, reason="sliding window"),
         fingerprint="f",
-        kv=KVStorage(quantization=KVQuantization(bits=8, group_size=32), refused="", bytes_per_token=4352),
+        kv=KVStorage(quantization=KVQuantization(bits=8, group_size=32), bytes_per_token=4352),
     )
     status = ModelStatus(name=ModelName(name), state="ready", since_unix=1.0, pid=7, limits=limits)
     return msgspec.structs.replace(status, **changes)
@@ -93,7 +93,7 @@ async def test_a_model_says_what_it_can(house: House):
         "state": "ready",
         "problem": None,
         "prefix_reuse": {"available": False, "reason": "sliding window"},
-        "kv": {"bits": 8, "group_size": 32, "bytes_per_token": 4352, "reason": ""},
+        "kv": {"bits": 8, "group_size": 32, "reading": "quantized", "bytes_per_token": 4352, "reason": ""},
     }
 
 

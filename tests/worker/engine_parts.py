@@ -22,6 +22,7 @@ from worker import hashing
 from worker.engine import Drawn
 from worker.mlx_engine import MlxEngine
 from worker.mlx_model import LoadedModel
+from worker.mlx_quantized_kv import rounded
 from worker.prefix_cache import PrefixCache
 from worker.prefix_index import Block, PrefixIndex
 
@@ -50,7 +51,9 @@ class Model:
         if key not in self.known:
             caches = make_prompt_cache(self.loaded.model)
             if self.kv is not None:
-                caches = _quantized(caches, self.kv)
+                # What mlx-lm's quantized attention does not know is computed from the rounded numbers.
+                reads_packed = self.engine().kv_storage.reading == "quantized"
+                caches = _quantized(caches, self.kv) if reads_packed else rounded(caches, self.kv)
             steps = generate_step(mx.array(list(token_ids)), self.loaded.model, max_tokens=count, prompt_cache=caches)
             pairs = [(int(token), np.array(logprobs.astype(mx.float32))) for token, logprobs in steps]
             self.known[key] = [token for token, _ in pairs], [logprobs for _, logprobs in pairs]

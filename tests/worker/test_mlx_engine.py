@@ -19,7 +19,7 @@ from worker.mlx_model import context_tokens, load_model
 
 KINDS = (*CONFIGS, *QUANTIZED)
 
-CUTTABLE = {"llama", "deepseek_v3", "deepseek_v32", "llama kv8", "llama kv4"}
+CUTTABLE = {"llama", "deepseek_v3", "deepseek_v32", "llama kv8", "llama kv4", "deepseek_v3 kv8"}
 """Families that can be taken up again after any token; the others only where a state was kept."""
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache
 
-from protocol.kv_storage import KVBits, KVGroupSize, KVQuantization
+from protocol.kv_storage import KVBits, KVGroupSize, KVQuantization, KVReading
 from tests.worker.engine_parts import Desk, Model, PlainTokenizer, after_a_restart, prompt
 from tests.worker.parts import prepared
 from tests.worker.test_first_logits import BF16_NOISE, first_logprobs
@@ -93,16 +93,21 @@ def test_rows_of_a_batch_hold_what_they_hold_alone(
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
 @pytest.mark.parametrize("bits", [4, 6, 8])
-def test_a_token_and_a_slice_are_answered_from_the_same_numbers(bits: KVBits, dtype: mx.Dtype) -> None:
+@pytest.mark.parametrize("reading", ["quantized", "dequantized"])
+def test_a_token_and_a_slice_are_answered_from_the_same_numbers(
+    bits: KVBits, dtype: mx.Dtype, reading: KVReading
+) -> None:
     """One token gets packed numbers and `bits`, by which mlx-lm tells; a slice gets arrays of its own type and none."""
     terms = KVQuantization(bits=bits, group_size=32)
-    cache, rounded = QuantizedKV(terms), RoundedKV(terms)
-    assert hasattr(cache, "bits")
+    cache, rounded = QuantizedKV(terms, reading), RoundedKV(terms)
+    assert hasattr(cache, "bits") == (reading == "quantized")
     for seed, tokens in enumerate((9, 1, 4)):
         new = noise(seed, tokens, dtype=dtype)
         held, expected = cache.update_and_fetch(*new), rounded.update_and_fetch(*new)
-        assert hasattr(cache, "bits") == (tokens == 1) == isinstance(held[0], tuple)
-        for one, other in zip(held, expected, strict=True):
+        assert hasattr(cache, "bits") == (tokens == 1 and reading == "quantized") == isinstance(held[0], tuple)
+        again = cache.keys_and_values()
+        for one, other, same in zip(held, expected, again, strict=True):
+            assert mx.array_equal(plain(same, terms), plain(one, terms)).item()
             assert plain(one, terms).dtype == dtype
             assert mx.array_equal(plain(one, terms), other).item()
 
@@ -117,7 +122,7 @@ def test_only_plain_leaves_are_replaced(model_of: Make, family: str) -> None:
         return [type(each)] if inner is None or isinstance(each, QuantizedKV) else [k for c in inner for k in kinds(c)]
 
     before = [kind for cache in caches for kind in kinds(cache)]
-    after = [kind for cache in quantized(caches, TERMS) for kind in kinds(cache)]
+    after = [kind for cache in quantized(caches, TERMS, "quantized") for kind in kinds(cache)]
     assert after == [QuantizedKV if kind is KVCache else kind for kind in before]
 
 
@@ -143,7 +148,7 @@ def test_who_has_no_groups_has_plain_kv(model_of: Make, family: str, words: str)
     desk = Desk(replace(model, kv=TERMS, known={}))
     desk.engine = engine(model)
     assert desk.engine.kv_storage.quantization is None
-    assert words in desk.engine.kv_storage.refused
+    assert words in desk.engine.kv_storage.reason
     assert desk.ask("r", prompt(1, 40), 6) == model.says(prompt(1, 40), 6)
 
 
@@ -168,18 +173,41 @@ def test_groups_are_as_large_as_heads_allow(wide: Make, bits: KVBits, asked: KVG
     assert storage.bytes_per_token == layers * heads * 2 * (32 * bits // 8 + 2 * 4)
 
 
-def test_attention_sinks_have_plain_kv(wide: Make) -> None:
-    """mlx-lm's quantized attention knows none: found at load, not at the first request."""
-    model = wide("gpt_oss")
+@pytest.mark.parametrize(("family", "words"), [("gpt_oss", "sinks"), ("deepseek_v3", "attention")])
+def test_who_cannot_read_packed_numbers_reads_plain_ones(wide: Make, family: str, words: str) -> None:
+    """mlx-lm's quantized attention knows no sinks, and MLA computes with what it fetches: found at load, not at the
+    first request. What is kept is quantized all the same."""
+    storage = engine(wide(family)).kv_storage
+    assert storage.quantization == TERMS
+    assert storage.reading == "dequantized"
+    assert words in storage.reason
+    assert storage.bytes_per_token < 0.4 * MlxEngine(wide(family).loaded, PlainTokenizer()).kv_storage.bytes_per_token
+
+
+def test_who_looks_into_the_cache_has_plain_kv(wide: Make) -> None:
+    """An indexer that reads the arrays of its layer's cache: neither way works, and it is as if nothing was asked."""
+    model = wide("deepseek_v32")
     desk = Desk(replace(model, kv=TERMS, known={}))
     assert desk.engine.kv_storage.quantization is None
-    assert "attention" in desk.engine.kv_storage.refused
+    assert "attention" in desk.engine.kv_storage.reason
     assert desk.engine.prefix_reuse.available
     assert desk.ask("r", prompt(1, 40), 6) == model.says(prompt(1, 40), 6)
 
 
+def test_a_device_without_a_quantized_product(wide: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLX's CUDA build has it for few shapes and raises for the others: steps are dequantized there."""
+
+    def absent(*_args: Any, **_options: Any) -> Any:
+        raise RuntimeError("[quantized_matmul] No implementation for problem shape")
+
+    monkeypatch.setattr(mx, "quantized_matmul", absent)
+    storage = engine(wide("qwen3")).kv_storage
+    assert (storage.quantization, storage.reading) == (TERMS, "dequantized")
+    assert "No implementation" in storage.reason
+
+
 def test_arithmetic_of_its_own_is_seen(wide: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that does not raise but says something else: here its step takes values for twice what they are."""
+    """A model that does not raise but says something else: here it takes values for twice what they are."""
     model = wide("qwen3")
     fetch = QuantizedKV.update_and_fetch
 
@@ -187,13 +215,13 @@ def test_arithmetic_of_its_own_is_seen(wide: Make, monkeypatch: pytest.MonkeyPat
         held_keys, held_values = fetch(self, keys, values)
         if isinstance(held_values, tuple):
             packed, scales, biases = held_values
-            held_values = packed, scales * 2, biases * 2
-        return held_keys, held_values
+            return held_keys, (packed, scales * 2, biases * 2)
+        return held_keys, held_values * 2
 
     monkeypatch.setattr(QuantizedKV, "update_and_fetch", doubled)
     storage = engine(model).kv_storage
     assert storage.quantization is None
-    assert "logits differ" in storage.refused
+    assert "logits differ" in storage.reason
 
 
 def test_rows_that_are_masked_wrongly_are_seen(wide: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +232,7 @@ def test_rows_that_are_masked_wrongly_are_seen(wide: Make, monkeypatch: pytest.M
         del self
 
     monkeypatch.setattr(BatchKVCache, "make_mask", unmasked)
-    assert "logits differ" in engine(model).kv_storage.refused
+    assert "logits differ" in engine(model).kv_storage.reason
 
 
 @pytest.mark.parametrize("family", sorted({*QUANTIZED} - {"llama4 kv8"}))  # its chunks are cut by the next slice

@@ -232,11 +232,19 @@ QUANTIZED: dict[str, tuple[str, Literal[8, 4]]] = {
     "lfm2 kv4": ("lfm2", 4),
     "falcon_h1 kv8": ("falcon_h1", 8),
     "llama4 kv8": ("llama4", 8),
+    "gpt_oss kv8": ("gpt_oss", 8),
+    "deepseek_v3 kv8": ("deepseek_v3", 8),
 }
 """Families with wide heads, whose keys and values are kept in so many bits; windows and recurrent state as they are."""
 
 _WIDE_HEADS: dict[str, Any] = {"head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+_WIDE_LATENT: dict[str, Any] = {
+    **{"num_attention_heads": 4, "num_key_value_heads": 4},
+    **{"kv_lora_rank": 32, "qk_rope_head_dim": 32, "index_head_dim": 32},
+}
 _WIDE: dict[str, dict[str, Any]] = {
+    "deepseek_v3": _WIDE_LATENT,
+    "deepseek_v32": _WIDE_LATENT,
     "gemma3_text": {"query_pre_attn_scalar": 32},
     "lfm2": {"hidden_size": 64, "block_dim": 64},
     "falcon_h1": {"num_attention_heads": 4, "num_key_value_heads": 2},
