@@ -23,6 +23,10 @@ from worker.mlx_state import leaves
 FLOAT32_NOISE = 1e-4
 """How far a logprob may be from the cold run's, of a range of some 8. Measured: 3e-6 at most."""
 
+ROUNDED_NOISE = 30 * FLOAT32_NOISE
+"""The same of quantized kinds: a number near the middle of two steps may be rounded to either by a last bit. Measured:
+as above on a CPU, 1.5e-4 on a GPU."""
+
 BF16_NOISE = 0.1
 """The same where weights and caches are bf16. Measured: up to 0.05, also between cold runs with other slices."""
 
@@ -32,6 +36,10 @@ MISTAKE = 100 * FLOAT32_NOISE
 REUSED = tuple(sorted({*CONFIGS, *QUANTIZED} - {"internlm2"}))
 
 Make = Callable[..., Model]
+
+
+def noise_of(family: str) -> float:
+    return ROUNDED_NOISE if family in QUANTIZED else FLOAT32_NOISE
 
 
 def first_logprobs(desk: Desk, name: str, token_ids: list[int], **settings: Any) -> np.ndarray:
@@ -59,7 +67,7 @@ def test_first_logits_after_a_hit_are_the_cold_ones(model_of: Make, family: str,
     model = model_of(family)
     desk: Desk = MixedDesk(model) if model.engine().mixes else Desk(model)
     first = prompt(length, length)
-    assert difference(model, desk, "cold", first, slice_tokens=200) <= FLOAT32_NOISE
+    assert difference(model, desk, "cold", first, slice_tokens=200) <= noise_of(family)
     answer = desk.drawn["cold"]
     boundary = (length - 1) // GRAIN_TOKENS * GRAIN_TOKENS  # where the desk keeps a state
     asked = {
@@ -73,7 +81,7 @@ def test_first_logits_after_a_hit_are_the_cold_ones(model_of: Make, family: str,
             tier.start("beside", prompt(5, 33), max_tokens=100)
             tier.step()
         for name, token_ids in asked.items():
-            assert difference(model, tier, name, token_ids, slice_tokens=150) <= FLOAT32_NOISE, (where, name)
+            assert difference(model, tier, name, token_ids, slice_tokens=150) <= noise_of(family), (where, name)
             common = length - 3 if name == "other ending" else length - 1
             if not tier.engine.keeps_states or boundary <= common:
                 assert tier.cached[name] >= common // GRAIN_TOKENS * GRAIN_TOKENS, (where, name)
@@ -151,7 +159,7 @@ def test_a_mistake_of_reuse_is_seen(
     base = prompt(1, 600)
     desk.ask("earlier", base[:530], 2)
     desk.ask("base", base, 2)
-    assert difference(model, desk, "right", [*base[:592], 9, 8, 7, 6]) <= FLOAT32_NOISE
+    assert difference(model, desk, "right", [*base[:592], 9, 8, 7, 6]) <= noise_of(family)
     if not mistake(desk, monkeypatch):
         pytest.skip("it has no such layers")
 
