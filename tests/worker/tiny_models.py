@@ -228,7 +228,6 @@ QUANTIZED: dict[str, tuple[str, Literal[8, 4]]] = {
     "llama kv8": ("llama", 8),
     "llama kv4": ("llama", 4),
     "gemma3_text kv8": ("gemma3_text", 8),
-    "qwen3_next kv8": ("qwen3_next", 8),
     "lfm2 kv4": ("lfm2", 4),
     "falcon_h1 kv8": ("falcon_h1", 8),
     "llama4 kv8": ("llama4", 8),
