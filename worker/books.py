@@ -4,6 +4,7 @@
 """
 
 import math
+from typing import Literal
 
 from protocol.ids import RequestId
 from worker import pacing, waits
@@ -44,6 +45,7 @@ class SchedulerBooks:
         self._starts = [0 for _ in LANES]
         self._rows_elsewhere: Lane | None = None
         self._slices_held_by = ""
+        self._slices_stop = True
 
     # --- what there is ---------------------------------------------------------------------------------------------
 
@@ -92,7 +94,11 @@ class SchedulerBooks:
     @property
     def is_attended(self) -> bool:
         """Whether somebody of a higher class than batch is here, or was lately: the next may come at any moment."""
-        return self._unattended_seconds < self._settings.attended_seconds
+        return self._is_here() or self._unattended_seconds < self._settings.attended_seconds
+
+    def _is_here(self) -> bool:
+        highest = self.places.highest
+        return highest is not None and highest < Lane.BATCH
 
     def _waiting(self, request_id: RequestId) -> Sequence:
         sequence = self.places.get_waiting(request_id)
@@ -133,10 +139,14 @@ class SchedulerBooks:
         self._readiness.left_line(sequence)
         self._look_at_room_soon()
 
-    def beside(self, rows_elsewhere: Lane | None, slices_held_by: str) -> None:
-        """What other models on this device do: the highest lane that decodes there, and whom our slices wait for."""
+    def beside(
+        self, rows_elsewhere: Lane | None, slices_held_by: str, *, slices: Literal["stop", "run through"] = "stop"
+    ) -> None:
+        """What other models on this device do: the highest lane that decodes there, and whom our slices wait for.
+        `slices` stop for who comes, unless others wait for them to end."""
         self._rows_elsewhere = rows_elsewhere
         self._slices_held_by = slices_held_by
+        self._slices_stop = slices == "stop"
 
     def waited(self, seconds: float) -> None:
         """Nothing ran here for others' sake."""
@@ -154,10 +164,16 @@ class SchedulerBooks:
         sequence.opened(cached_tokens, now)
         self._prompt_may_be_done(sequence, now)
 
-    def prefilled(self, step: Prefill, seconds: float, now: float) -> None:
-        """A slice ran. When nothing is left the prompt is parked, or is gone if it was only to warm."""
+    def stopped(self, step: Prefill, seconds: float) -> None:
+        """A part of a slice ran, for so long, and the slice stops to let others by."""
+        self._had_device(step, self._waiting(step.request_id), seconds)
+
+    def prefilled(self, step: Prefill, seconds: float, now: float, *, told_seconds: float = 0.0) -> None:
+        """A slice ran; `told_seconds` of it were told when it `stopped`. When nothing is left the prompt is parked, or
+        is gone if it was only to warm."""
         sequence = self._waiting(step.request_id)
         self.costs.prefilled(step.tokens, sequence.prefilled, seconds)
+        self._had_device(step, sequence, seconds - told_seconds)
         self._advanced(sequence, step, seconds, 0.0, now)
 
     def mixed(self, step: Mixed, seconds: float, now: float) -> None:
@@ -168,13 +184,12 @@ class SchedulerBooks:
         self._charge_rows(decoded_seconds)
         # What its own lane owes is less by this step below; of the others' debts it pays as much as any step does.
         self._debts.pay(decoded_seconds, but=step.lane)
+        self._had_device(step, sequence, seconds, decoded_seconds)
         self._advanced(sequence, step, seconds, decoded_seconds, now)
 
     def _advanced(
         self, sequence: Sequence, step: Prefill | Mixed, seconds: float, decoded_seconds: float, now: float
     ) -> None:
-        self._count_held(seconds, sequence)
-        self._count_unattended(seconds)
         sequence.advanced(step.tokens, now)
         self._tenants.charge(sequence.tenant, seconds - decoded_seconds)
         self._slices[step.lane] += 1
@@ -183,10 +198,17 @@ class SchedulerBooks:
         for lane in LANES[step.lane + 1 :]:
             if self._readiness.can_run(lane, entrance, now):
                 self._let_by[lane] += 1
+        self._prompt_may_be_done(sequence, now)
+
+    def _had_device(
+        self, step: Prefill | Mixed, sequence: Sequence, seconds: float, decoded_seconds: float = 0.0
+    ) -> None:
+        """A slice, or a part of it, had the device for so long, and rows for a part of that."""
+        self._count_held(seconds, sequence)
+        self._count_unattended(seconds)
         if (rows := self.places.highest_row) is not None:
             owed = pacing.owed_seconds(step.lane, rows, seconds=seconds, decoded_seconds=decoded_seconds)
             self._debts.owe(step.lane, owed)
-        self._prompt_may_be_done(sequence, now)
 
     def _prompt_may_be_done(self, sequence: Sequence, now: float) -> None:
         """One with nothing left waits for a row, as a parked one does."""
@@ -211,7 +233,8 @@ class SchedulerBooks:
         """A decoding row left the batch, for a while."""
         sequence = self.places.park(request_id)
         self._waits.enter(sequence, "parked")
-        if now - sequence.joined_at >= self._settings.stint_seconds:  # else it is still due when it would have been
+        was_a_stint = now - sequence.joined_at >= self._settings.stint_seconds
+        if was_a_stint and sequence.has_stepped:  # else it is still due when it would have been
             sequence.parked_since = now
         self._forgive()
 
@@ -229,12 +252,13 @@ class SchedulerBooks:
         """A row has a token more."""
         self.places.decoding[request_id].drawn += 1
 
-    def decoded(self, seconds: float, rows: int) -> None:
-        """Rows had `seconds` of the device, and `rows` of them drew a token."""
-        if rows:  # else the time is that of a launch only
+    def decoded(self, seconds: float, rows: int, *, launched_seconds: float = 0.0) -> None:
+        """Rows had `seconds` of the device, in which a step of so many of them ended; it had been launched for
+        `launched_seconds` before, which were told then. No rows: the time is that of a launch or of a read only."""
+        if rows:
             decoding = self.places.decoding
             held_tokens = sum(s.tokens for s in decoding.values()) if len(decoding) == rows else None
-            self.costs.stepped(rows, seconds, held_tokens)
+            self.costs.stepped(rows, launched_seconds + seconds, held_tokens)
         self._debts.pay(seconds)
         self._charge_rows(seconds)
         self._count_held(seconds, None)
@@ -242,15 +266,14 @@ class SchedulerBooks:
 
     def _count_unattended(self, seconds: float) -> None:
         """The device worked for so long: with nobody of a higher class than batch here, or with somebody."""
-        highest = self.places.highest
-        is_here = highest is not None and highest < Lane.BATCH
-        self._unattended_seconds = 0.0 if is_here else self._unattended_seconds + seconds
+        self._unattended_seconds = 0.0 if self._is_here() else self._unattended_seconds + seconds
 
     def _charge_rows(self, seconds: float) -> None:
         """A step of all rows, or more of them."""
         decoding = self.places.decoding
         for sequence in decoding.values():
             sequence.steps_owed = 0
+            sequence.has_stepped = True
             self._tenants.charge(sequence.tenant, seconds / len(decoding))
 
     def _forgive(self) -> None:

@@ -1,6 +1,6 @@
 """What the step loop asks of an engine. The only implementation is `mlx_engine`; tests have a scripted one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from protocol.generation import ChosenLogprob
@@ -9,6 +9,10 @@ from worker.prefix_index import BlockUse, State
 from worker.sequence import Prepared
 
 Payload = TypeVar("Payload")
+
+
+def nothing() -> None:
+    """What is done between the parts of a pass that nobody needs to be let by."""
 
 
 class Drawn(NamedTuple):
@@ -26,8 +30,14 @@ class Engine(Protocol[Payload]):
         """Make a row's KV cache, holding the tokens of `uses`. A row that drew before goes on where it was."""
         ...
 
-    def prefill(self, request_id: RequestId, tokens: int) -> None:
-        """Run the next `tokens` tokens of the row's prompt; returns when they are in its KV cache."""
+    def prefill(
+        self, request_id: RequestId, tokens: int, parts: int = 1, before_each: Callable[[], None] = nothing
+    ) -> None:
+        """Run the next `tokens` tokens of the row's prompt; returns when they are in its KV cache.
+
+        In `parts` parts, if it has so many layers. If there are several, `before_each` is called before each of them:
+        the device rests then, and anything may be done with other rows.
+        """
         ...
 
     @property
@@ -52,6 +62,11 @@ class Engine(Protocol[Payload]):
         """Launch a decode step of all rows and give the tokens of the one before, if those are unread.
 
         A row's first token is not kept waiting for a launch: then this only reads, and the next call launches."""
+        ...
+
+    @property
+    def launches_wait(self) -> bool:
+        """Whether a step that `decode` launches has mostly run when it returns."""
         ...
 
     def read(self) -> list[Drawn]:

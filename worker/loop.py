@@ -10,7 +10,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar, assert_never
+from typing import Generic, Literal, TypeVar, assert_never
 
 import structlog
 
@@ -43,7 +43,7 @@ from worker.prefix_cache import PrefixCache
 from worker.row_answer import RowAnswer
 from worker.scheduler import Scheduler
 from worker.sequence import BooksDoNotAddUp, Lane, Prepared, Sequence, lane_of, resumed, timings
-from worker.steps import Decode, Idle, Join, Mixed, Open, Park, Preempt, Prefill, Step
+from worker.steps import Decode, Idle, Join, Mixed, Open, Park, Preempt, Prefill, Rest, Step
 from worker.warming import STORE_SECONDS, Warming, WarmingPrefixes
 
 Payload = TypeVar("Payload")
@@ -51,6 +51,9 @@ Payload = TypeVar("Payload")
 LEAST_FETCH_SECONDS = 0.5
 FETCH_DEADLINE_SECONDS = 5.0
 """A request waits for blocks from disk about as long as it takes to compute it, but so long at least and at most."""
+
+DISK_ANSWER_SECONDS = 0.02
+"""The cachestore says what it has in about a millisecond; beside writes, in less than ten."""
 
 WAITING_REPORT_SECONDS = 1.0
 """How often at most a request that waits is told where it stands."""
@@ -101,7 +104,7 @@ class StepLoop(Generic[Payload]):
     ) -> None:
         """`device` knows the other workers on it; without one, this worker behaves as if it were alone."""
         self._new_call_id = new_call_id
-        self._device = device or Alone()
+        self._shared_device = self._device = device or Alone()
         self._engine = engine
         self._scheduler = scheduler
         self._cache = cache
@@ -113,7 +116,9 @@ class StepLoop(Generic[Payload]):
         self._rows: dict[RequestId, _Row] = {}
         self._warming: WarmingPrefixes[Payload] = WarmingPrefixes()
         self._cancelled_early: OrderedDict[RequestId, None] = OrderedDict()
+        self._stopped: dict[RequestId, Literal["goes on", "cancelled"]] = {}
         self._steps = 0
+        self._launched_seconds = 0.0
         self._standings_due = 0.0
         self._drain_until: float | None = None
 
@@ -121,13 +126,9 @@ class StepLoop(Generic[Payload]):
         """Step until drained."""
         while not self._is_drained():
             step = self._scheduler.next_step(self._clock())
-            self._receive(step if isinstance(step, Idle) else None)
-            self._cache.expire_pins(self._clock())
-            self._answer_warmed()
+            self._attend(step if isinstance(step, Idle) else None)
             if self._is_drained():
                 return
-            if self._clock() >= self._standings_due:
-                self._report_standings()
             self._step()
 
     def hear(self, seconds: float) -> None:
@@ -137,6 +138,14 @@ class StepLoop(Generic[Payload]):
             self._apply(self._inbox.get(timeout=seconds))
 
     # --- messages --------------------------------------------------------------------------------------------------
+
+    def _attend(self, idle: Idle | None) -> None:
+        """Hear messages, and do what has become due."""
+        self._receive(idle)
+        self._cache.expire_pins(self._clock())
+        self._answer_warmed()
+        if self._clock() >= self._standings_due:
+            self._report_standings()
 
     def _receive(self, idle: Idle | None) -> None:
         """Take all messages; block only when nothing can run before one comes."""
@@ -207,6 +216,7 @@ class StepLoop(Generic[Payload]):
                 max_tokens=0 if prepared.warm is not None else prepared.max_tokens,
                 arrived=prepared.arrived,
                 blocks_deadline=blocks_deadline,
+                answer_due=self._clock() + DISK_ANSWER_SECONDS,
                 boundaries=prepared.boundaries if self._engine.keeps_states else (),
                 lane=lane_of(prepared),
                 tenant=prepared.request.tenant,
@@ -226,6 +236,9 @@ class StepLoop(Generic[Payload]):
     def _cancel(self, request_id: RequestId) -> None:
         if self._warming.cancel(request_id):
             self._fail(request_id, FailureKind.CANCELLED, "cancelled; what was computed is kept")
+            return
+        if request_id in self._stopped:
+            self._stopped[request_id] = "cancelled"
             return
         if request_id not in self._rows:
             # It may still be with the text thread.
@@ -274,8 +287,10 @@ class StepLoop(Generic[Payload]):
     # --- steps -----------------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
+        self._run(self._permitted(self._scheduler.next_step(self._clock())))
+
+    def _run(self, step: Step | Hold) -> None:
         started = self._clock()
-        step = self._permitted(self._scheduler.next_step(started))
         match step:
             case Hold(until=until):
                 self._wait(until)
@@ -305,7 +320,9 @@ class StepLoop(Generic[Payload]):
             case Decode():
                 drawn = self._engine.decode()
                 self._steps += 1
-                self._decoded(drawn, started)
+                self._decoded(drawn, started, "step")
+            case Rest(until=until):
+                self._wait(until)
             case Idle():
                 pass
             case _:
@@ -319,7 +336,9 @@ class StepLoop(Generic[Payload]):
         permits = self._device.ask(self._load(), None if isinstance(step, Decode) else step.lane)
         rows_elsewhere = self._device.rows_elsewhere()
         self._scheduler.beside(
-            None if rows_elsewhere is None else Lane(rows_elsewhere), permits.prefill.held_by if permits.prefill else ""
+            None if rows_elsewhere is None else Lane(rows_elsewhere),
+            permits.prefill.held_by if permits.prefill else "",
+            slices="run through" if permits.company else "stop",
         )
         if not isinstance(step, Decode):
             if permits.prefill is None:
@@ -344,10 +363,16 @@ class StepLoop(Generic[Payload]):
         """Before the device does something long: what it has decoded already is on its way to the clients."""
         if self._scheduler.is_decoding:
             started = self._clock()
-            self._decoded(self._engine.read(), started)
+            self._decoded(self._engine.read(), started, "read")
 
-    def _decoded(self, drawn: list[Drawn], started: float) -> None:
-        self._scheduler.decoded(self._clock() - started, len(drawn))
+    def _decoded(self, drawn: list[Drawn], started: float, what: Literal["step", "read"]) -> None:
+        seconds = self._clock() - started
+        launched, self._launched_seconds = self._launched_seconds, 0.0
+        if what == "step" and not drawn:
+            self._launched_seconds = seconds
+        # What was launched while the step before it was read is read at once: that says nothing of what a step takes.
+        rows = len(drawn) if what == "step" or launched else 0
+        self._scheduler.decoded(seconds, rows, launched_seconds=launched)
         if drawn:
             self._device.decoded()
         self._take_drawn(drawn)
@@ -383,14 +408,47 @@ class StepLoop(Generic[Payload]):
 
     def _prefill(self, step: Prefill) -> None:
         row, sequence = self._rows[step.request_id], self._sequence(step.request_id)
-        started = self._clock()
+        before_last, since = 0.0, self._clock()
+
+        def let_others_by() -> None:
+            nonlocal before_last, since
+            seconds = self._clock() - since
+            before_last += seconds
+            self._scheduler.stopped(step, seconds)
+            self._let_by(step)
+            since = self._clock()
+
+        self._stopped[step.request_id] = "goes on"
         self._device.slice_started()
-        self._engine.prefill(step.request_id, step.tokens)
+        self._engine.prefill(step.request_id, step.tokens, self._scheduler.parts_of(step), let_others_by)
         self._device.slice_ended()
         self._steps += 1
         now = self._clock()
-        self._scheduler.prefilled(step, now - started, now)
+        self._scheduler.prefilled(step, before_last + now - since, now, told_seconds=before_last)
         self._advanced(row, sequence)
+        if self._stopped.pop(step.request_id) == "cancelled":
+            self._cancel(step.request_id)
+
+    def _let_by(self, stopped: Prefill) -> None:
+        """A slice has stopped between two layers: those of higher lanes who came meanwhile begin, and their rows get
+        what it owes them. It goes on at once when nobody wants it any more, or another model is at work, for which all
+        of this is one slice, in which it must wait."""
+        device, self._device = self._device, Alone()
+        while not self._must_go_on(stopped):
+            step = self._scheduler.next_before(stopped.lane, self._stopped, self._clock())
+            if step is None:
+                break
+            self._run(step)
+            if self._engine.launches_wait:
+                self._read()  # a step that is launched now would be read after the next part only
+        self._read()
+        self._device = device
+
+    def _must_go_on(self, stopped: Prefill) -> bool:
+        self._attend(None)
+        is_late = self._drain_until is not None and self._clock() >= self._drain_until
+        is_cancelled = self._stopped[stopped.request_id] == "cancelled"
+        return is_late or is_cancelled or self._shared_device.has_company(self._load())
 
     def _mixed(self, step: Mixed) -> None:
         row, sequence = self._rows[step.request_id], self._sequence(step.request_id)

@@ -6,7 +6,7 @@ Decode is pipelined one step deep: the next step is launched from the lazy token
 read, so the host's work (text, stops, sockets) runs beside the device's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from protocol.ids import BlockKey, RequestId
 from protocol.kv_storage import KVQuantization, KVStorage
 from worker import mlx_cpu, mlx_packed
 from worker.detokenizer import token_bytes
-from worker.engine import Drawn
+from worker.engine import Drawn, nothing
 from worker.mlx_blocks import KVArrays, KVLayout, block_bytes
 from worker.mlx_footprint import footprint_of
 from worker.mlx_kv_choice import choose_kv
@@ -144,11 +144,18 @@ class MlxEngine:
             row.held = sum(use.tokens for use in uses)
         self._alone[prepared.request_id] = row
 
-    def prefill(self, request_id: RequestId, tokens: int) -> None:
+    def prefill(
+        self, request_id: RequestId, tokens: int, parts: int = 1, before_each: Callable[[], None] = nothing
+    ) -> None:
         row = self._alone[request_id]
         self._model(mx.array([row.token_ids[row.held : row.held + tokens]]), cache=row.caches)
         # Logits are never asked for, so the output layer does not run. All cache state is, or the graph would grow.
-        mx.eval([cache.state for cache in row.caches])
+        # What a layer keeps needs those before it, so layers can be computed some at a time; the others wait, lazy.
+        at_once = -(-len(row.caches) // parts)
+        for first in range(0, len(row.caches), at_once):
+            if parts > 1:
+                before_each()
+            mx.eval([cache.state for cache in row.caches[first : first + at_once]])
         self._prefilled(row, tokens)
 
     def prefill_and_decode(self, request_id: RequestId, tokens: int) -> list[Drawn]:
@@ -233,6 +240,11 @@ class MlxEngine:
         inputs, logprobs, unread = self._inputs, self._logprobs, [row.is_unread for row in self._rows]
         self._draw(logits)
         return self._read(inputs, logprobs, unread)
+
+    @property
+    def launches_wait(self) -> bool:
+        """MLX's CPU build runs no more than a few operations behind what is launched."""
+        return mlx_cpu.is_used()
 
     def read(self) -> list[Drawn]:
         if self._inputs is None:

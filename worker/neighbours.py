@@ -170,10 +170,11 @@ def rest_seconds(rank: int, worked_seconds: float, settings: SharingSettings) ->
 
 
 class Permits(Struct, frozen=True, kw_only=True):
-    """What may run now; None is no hold."""
+    """What may run now; None is no hold. `company`: another worker is at work."""
 
     prefill: Hold | None = None
     decode: Hold | None = None
+    company: bool = False
 
 
 class DeviceSharing(Protocol):
@@ -185,6 +186,10 @@ class DeviceSharing(Protocol):
 
     def rows_elsewhere(self) -> int | None:
         """The highest class that decodes in other models, when `ask` was called: slices should be short beside it."""
+        ...
+
+    def has_company(self, load: Load) -> bool:
+        """Whether another worker is at work at this moment; says what this one does. Asked while a slice stands."""
         ...
 
     def slice_started(self) -> None:
@@ -221,6 +226,9 @@ class Alone:
 
     def rows_elsewhere(self) -> int | None:
         return None
+
+    def has_company(self, load: Load) -> bool:
+        return False
 
     def slice_started(self) -> None:
         pass

@@ -7,7 +7,7 @@ stands what each gets; the scheduler asks, and does.
   the step after it; mixed, it is one pass, which is the step as well.
 - *Worth.* But a slice is not so short that starting it costs more than its tokens do, and a mixed pass not so short
   that less than `_WORTHWHILE` of it is the prompt's. A batch prompt beside rows of a higher class has no such claim:
-  its mixed passes are `stretch` times a step, or a few tokens.
+  its mixed passes, which it has while another model is at work, are `stretch` times a step, or a few tokens.
 - *Share.* Rows keep `_SHARES` of the time. A slice of T seconds owes them `share / (1 - share) * T` of decode before
   the next one. In a mixed pass they decoded already: it owes only what a step lacks to their share of its T seconds,
   and that is paid when it has become a step.
@@ -15,8 +15,12 @@ stands what each gets; the scheduler asks, and does.
 Nothing of a mixed pass is paid twice, so the prompt's speed and the rows' speed, each as a part of what it is alone,
 add up to about one: half for the rows is twice the wait for the prompt. Rows get their share, or what a step is of the
 longest gap, whichever is more; the prompt gets the rest.
+
+A slice of a class that others go before stops for them between two layers: it has *parts* of about `part_seconds`. So
+how long it is costs those nothing who come meanwhile. Not while another model is at work, which waits for its end.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -47,6 +51,7 @@ class SchedulerSettings:
     tenant_lead_seconds: float = 5.0
     stretch: float = 1.25
     attended_seconds: float = 10.0
+    part_seconds: float = 0.02
     parked_seconds: float = 10.0
     stint_seconds: float = 0.5
 
@@ -119,6 +124,13 @@ def slice_tokens(settings: SchedulerSettings, costs: CostModel, prompt: Sequence
     if tokens < prompt.prefill_left and context + tokens != prompt.next_boundary and beyond < tokens / 2:
         tokens -= beyond
     return tokens
+
+
+def parts(settings: SchedulerSettings, costs: CostModel, prompt: Sequence, tokens: int, lane: Lane) -> int:
+    """Of a pass of so many tokens on behalf of `lane`: in how many parts it runs."""
+    if lane is Lane.INTERACTIVE:
+        return 1
+    return max(1, math.ceil(costs.prefill_seconds(tokens, prompt.prefilled) / settings.part_seconds))
 
 
 def mixed_tokens(settings: SchedulerSettings, costs: CostModel, prompt: Sequence, lane: Lane, beside: Beside) -> int:

@@ -18,8 +18,8 @@ class RowTurns:
         self._places = places
         self._next_row_is_for: Literal["due", "highest"] = "due"
 
-    def change(self, now: float) -> Join | Park | None:
-        """The next row to come or to go. Asking changes nothing."""
+    def change(self, now: float, *, expected: Literal["higher class", "nobody"]) -> Join | Park | None:
+        """The next row to come or to go; `expected` is who may come at any moment. Asking changes nothing."""
         places = self._places
         batch_rows = places.rows_of(Lane.BATCH)
         if not places.parked and not batch_rows:
@@ -31,7 +31,7 @@ class RowTurns:
                 if (
                     sequence.lane is not Lane.BATCH
                     or self.is_due(sequence, now)
-                    or not self._would_stretch(beside=sequence)
+                    or not (self._would_stretch(beside=sequence) or self._are_enough(expected))
                 ):
                     return Join(sequence.request_id)
             elif last is not None and sequence.lane < last.lane:
@@ -59,6 +59,14 @@ class RowTurns:
             return (0, sequence.parked_since) if is_due else (1, sequence.lane, sequence.arrived)
 
         return sorted(self._places.parked.values(), key=turn)
+
+    def _are_enough(self, expected: Literal["higher class", "nobody"]) -> bool:
+        """Whether one batch row more would stretch the steps of a row of a higher class that may come: then it would be
+        parked, which takes as long as a step. One may decode in any case."""
+        rows = len(self._places.decoding)
+        if expected == "nobody" or not rows or self._places.rows_of(Lane.BATCH) < rows:
+            return False
+        return self._costs.step_seconds(rows + 2) > self._settings.stretch * self._costs.step_seconds(1)
 
     def _would_stretch(self, *, beside: Sequence | None = None) -> bool:
         """Whether the batch rows, and the one that would join, make the others' decode steps more than `stretch` times

@@ -7,8 +7,9 @@ Who goes next, in the order it is asked:
    class's row when a prompt whose turn has come finds no room otherwise.
 2. **Rows.** A prompt that is done joins the decode batch as soon as a row is free. A row is *parked*, with its KV, when
    a higher class needs its place; rows of the batch class also when they would stretch the others' decode steps to
-   more than `stretch` times. Who had no stint of `stint_seconds` in `parked_seconds` is *due*: every other row that
-   gets free is his before anybody else's, who was due first first, and for a stint nobody parks him again (`rows`).
+   more than `stretch` times, and no more of them join, for `attended_seconds`, than the next of those would bear. Who
+   had no stint of `stint_seconds` in `parked_seconds` is *due*: every other row that gets free is his before anybody
+   else's, who was due first first, and for a stint nobody parks him again (`rows`).
 3. **Decode before prefill, while decode is owed.** What a slice owes the decoding rows is paid before the next slice
    of its lane or a lower one (`pacing`). So is a row's first token, before slices of its lane and of lower ones.
 4. **Lane.** Of the prompts that can run a slice, those of the highest lane go first. A lane that let
@@ -20,6 +21,8 @@ Who goes next, in the order it is asked:
 6. **A prefix is computed once.** A prompt that has not started, and shares more with one in prefill than was hot, gives
    its turn to that one.
 7. When no rule has a slice to run, the rows decode.
+8. **Rest.** Neither a slice nor a step of lower lanes begins in the few milliseconds in which the disk says whether it
+   has a prompt's blocks (`answer_due`): they would last twenty times as long.
 
 A prompt can run a slice when it has started, or may: `readiness` says when.
 
@@ -29,17 +32,19 @@ that one waits for as many slices at most for each of its own, and for what thos
 `parked_seconds`, and waits for two rows to get free for each that is due before it. And who is of the highest class
 waits for a row that one of a lower has for a stint at most, and for another for each of his class before him.
 
-A slice is bounded by *time*, as `pacing` says. For `attended_seconds` after somebody of a higher class was here, a
-batch prompt goes as it does beside his row: the next who comes waits for a short pass to end, not for a long one.
+A slice is bounded by *time*, as `pacing` says. One of a lower class stops between two layers when somebody of a higher
+one came, and goes on in parts between the steps of his row (`next_before`).
 
 Where the engine can, and where it was measured to be no slower, a slice beside decoding rows is *mixed*: the same pass
 gives each row its next token. Rows of the batch class alone do not ride along with a prompt of a higher one: they would
-make its passes longer.
+make its passes longer. And no rows ride along with batch prompts while somebody of a higher class is here, and for
+`attended_seconds` after: a mixed pass stops for nobody.
 
 What the rules look at is in `books`, which also hear what happened; who stands where, in `places`.
 """
 
 from collections.abc import Collection
+from typing import assert_never
 
 from protocol.ids import BLOCK_TOKENS, RequestId
 from worker import pacing
@@ -49,7 +54,7 @@ from worker.live_kv import Entrance
 from worker.row_ends import RowEnds
 from worker.sequence import LANES, Lane, Sequence, shared_tokens
 from worker.standings import Order, Pace, RowsToCome, Standing, eta_seconds_of, standings_of
-from worker.steps import Decode, Idle, Mixed, Open, Preempt, Prefill, Step
+from worker.steps import Decode, Idle, Join, Mixed, Open, Park, Preempt, Prefill, Rest, Step
 
 
 class Scheduler(SchedulerBooks):
@@ -60,19 +65,52 @@ class Scheduler(SchedulerBooks):
         places = self.places
         if victim := self._settings.live_kv.victim(places.live()):  # rule 1
             return Preempt(victim.request_id)
-        if change := self._rows.change(now):  # rule 2
+        expected = "higher class" if self.is_attended else "nobody"
+        if change := self._rows.change(now, expected=expected):  # rule 2
             return change
         if not self._has_to_learn_steps():
             entrance = self._readiness.entrance(now)
             lanes = [lane for lane in self._lanes_not_owing() if self._readiness.can_run(lane, entrance, now)]  # rule 3
             if lanes:
                 lane = self._lane_of_next(lanes)  # rule 4
+                if rest := self._rest_before(lane, now):  # rule 8
+                    return rest
                 sequence = self._prompt_of_next(lane, entrance, now)  # rule 5
                 return self._slice_of(self._leader_of(sequence) or sequence, lane)  # rule 6
-        if places.decoding:
-            return Decode()
+        if places.highest_row is not None:
+            return self._rest_before(places.highest_row, now) or Decode()
         deadlines = (s.blocks_deadline for line in places.lines for s in line.fetching)
         return Idle(min((each for each in deadlines if each is not None), default=None))
+
+    def next_before(self, lane: Lane, stopped: Collection[RequestId], now: float) -> Step | None:
+        """What goes before the next part of a slice of `lane`, the last of those that have `stopped`: what higher lanes
+        can do without these, and what the slice owes their rows. None: it goes on."""
+        step = self.next_step(now)
+        match step:
+            case Prefill(request_id=name, lane=higher) | Mixed(request_id=name, lane=higher):
+                goes = higher < lane and name not in stopped
+            case Open(request_id=name):
+                sequence = self.places.get_waiting(name)
+                goes = sequence is not None and sequence.lane < lane
+            case Join() | Park() | Decode() | Rest():
+                goes = self.places.highest is not None and self.places.highest < lane
+            case Preempt() | Idle():
+                goes = False
+            case _:
+                assert_never(step)
+        return step if goes else None
+
+    def parts_of(self, step: Prefill) -> int:
+        """In how many parts this slice runs."""
+        if not self._slices_stop:
+            return 1
+        return pacing.parts(self._settings, self.costs, self._waiting(step.request_id), step.tokens, step.lane)
+
+    def _rest_before(self, lane: Lane, now: float) -> Rest | None:
+        """Rule 8: until the disk should have answered those of higher lanes whom it has not."""
+        higher = (s.answer_due for line in self.places.lines[:lane] for s in line.fetching)
+        until = min((due for due in higher if now < due), default=None)
+        return None if until is None else Rest(until)
 
     def _lanes_not_owing(self) -> list[Lane]:
         """Rule 3: those whose slices, and those of higher lanes, owe nothing, nor does a row as high wait to begin."""
@@ -129,15 +167,19 @@ class Scheduler(SchedulerBooks):
         if not sequence.is_open:
             victim = self._settings.live_kv.gives_way(sequence, self.places.live())
             return Open(sequence.request_id) if victim is None else Preempt(victim.request_id)
-        if self.is_mixing and not self._goes_before_batch_rows(lane):
-            beside = pacing.Beside(len(self.places.decoding), min(self._lanes_beside(lane)))
+        highest = self._lane_beside
+        if self.is_mixing and highest is not None and not self._rows_stay_behind(lane):
+            beside = pacing.Beside(len(self.places.decoding), highest)
             tokens = pacing.mixed_tokens(self._settings, self.costs, sequence, lane, beside)
             return Mixed(sequence.request_id, tokens, lane)
         tokens = pacing.slice_tokens(self._settings, self.costs, sequence, self._slice_seconds(lane))
         return Prefill(sequence.request_id, tokens, lane)
 
-    def _goes_before_batch_rows(self, lane: Lane) -> bool:
-        return self.places.highest_row is Lane.BATCH and lane < Lane.BATCH
+    def _rows_stay_behind(self, lane: Lane) -> bool:
+        """Whether rows that could ride along in a slice do not."""
+        if lane >= Lane.BATCH:
+            return self._slices_stop and self.is_attended
+        return self.places.highest_row is Lane.BATCH
 
     def _has_to_learn_steps(self) -> bool:
         """Whether a step must run alone first: what a mixed pass takes is told from what a step takes."""
@@ -145,17 +187,17 @@ class Scheduler(SchedulerBooks):
 
     def _slice_seconds(self, lane: Lane) -> float:
         """Of a slice alone. A gap between two tokens is a slice and the step after it."""
-        beside = self._lanes_beside(lane)
-        if not beside:
+        beside = self._lane_beside
+        stops_for_rows = self._slices_stop and lane >= Lane.BATCH and beside is not None and beside < lane
+        if beside is None or stops_for_rows:
             return pacing.idle_slice_seconds(self._settings, lane)
-        gap = pacing.gap_seconds(self._settings, lane, min(beside))
+        gap = pacing.gap_seconds(self._settings, lane, beside)
         return max(gap - self.costs.step_seconds(len(self.places.decoding)), gap / 2)
 
-    def _lanes_beside(self, prompt: Lane) -> list[Lane]:
-        """The highest lanes of the rows that decode on this device, here and in other workers. For a batch prompt also
-        that of those who were here lately."""
-        expected = Lane.STANDARD if prompt >= Lane.BATCH and self.is_attended else None
-        return [lane for lane in (self.places.highest_row, self._rows_elsewhere, expected) if lane is not None]
+    @property
+    def _lane_beside(self) -> Lane | None:
+        """The highest lane of the rows that decode on this device, here and in other workers."""
+        return min((lane for lane in (self.places.highest_row, self._rows_elsewhere) if lane is not None), default=None)
 
     # --- what those who wait are told ------------------------------------------------------------------------------
 
@@ -190,7 +232,8 @@ class Scheduler(SchedulerBooks):
             self._settings,
             self.costs,
             self.places,
-            self._lanes_beside,
+            self._lane_beside,
+            self._rows_stay_behind,
             "mixed" if self.is_mixing and not self._has_to_learn_steps() else "apart",
         )
 

@@ -107,11 +107,12 @@ class Sequence:
 
     `prefilled` tokens of the prompt are in its KV cache, `cached` of them came from the prefix cache. The last
     prompt token is never prefilled: it is the first input of decode. `grains` name its prefix (see `protocol.ids`).
+    Blocks from disk are waited for until `blocks_deadline`; mostly there are none, and that is known by `answer_due`.
     `ticket` numbers those that wait in the order in which they came, or came back.
     `advanced_at` is when more of its prompt was done last. A sequence whose prompt is done and which takes no part in
-    decode is parked: since `parked_since`, less than a stint in between not counted. When it comes back, `steps_owed`
-    steps are its own before it may be parked again. `held` counts the seconds it gave way, by reason (see
-    `protocol.generation.Waiting`).
+    decode is parked: since `parked_since`, less than a stint in between not counted, nor one without a step of its own
+    (`has_stepped`). When it comes back, `steps_owed` steps are its own before it may be parked again. `held` counts the
+    seconds it gave way, by reason (see `protocol.generation.Waiting`).
 
     One that was preempted has no KV and waits again: the `replayed` tokens that it had drawn by then are as those of
     its prompt, and `furthest` is how many tokens of both had their KV. `max_tokens` is how many it may draw in all.
@@ -124,6 +125,7 @@ class Sequence:
     tenant: str = ""
     tenant_weight: float = 1.0
     blocks_deadline: float | None = None
+    answer_due: float = 0.0
     boundaries: tuple[int, ...] = ()
     grains: tuple[Grain, ...] = ()
     prefilled: int = 0
@@ -141,6 +143,7 @@ class Sequence:
     decode_started: float | None = None
     parked_since: float = 0.0
     joined_at: float = 0.0
+    has_stepped: bool = False
     may_be_parked_at: float = 0.0
     steps_owed: int = 0
     ticket: int = 0
@@ -164,6 +167,7 @@ class Sequence:
     def joined(self, now: float, stint_seconds: float | None) -> None:
         """It decodes; unless `stint_seconds` is None, for so long at least, and a step."""
         self.joined_at = now
+        self.has_stepped = False
         self.may_be_parked_at = now + (stint_seconds or 0.0)
         self.steps_owed = 0 if stint_seconds is None else 1
         if self.decode_started is None:

@@ -34,12 +34,18 @@ class SharedDevice:
         else:
             prefill = self._sharing.hold_prefill(prefill_rank, now) or self._hold_for_lease(now)
         decode = self._sharing.hold_decode(now)
-        self._share_cores(1 + self._sharing.others_at_work(now))
+        others = self._sharing.others_at_work(now)
+        self._share_cores(1 + others)
         self._publish()
-        return Permits(prefill=prefill, decode=decode)
+        return Permits(prefill=prefill, decode=decode, company=others > 0)
 
     def rows_elsewhere(self) -> int | None:
         return self._sharing.rows_elsewhere(self._clock())
+
+    def has_company(self, load: Load) -> bool:
+        now = self._look(load)
+        self._publish()
+        return self._sharing.others_at_work(now) > 0
 
     def slice_started(self) -> None:
         self._sharing.slice_started(self._clock())

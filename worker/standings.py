@@ -37,15 +37,18 @@ class Pace:
         settings: SchedulerSettings,
         costs: CostModel,
         places: Places,
-        lanes_beside: Callable[[Lane], list[Lane]],
+        beside: Lane | None,
+        rows_stay_behind: Callable[[Lane], bool],
         slices: Literal["apart", "mixed"],
     ) -> None:
-        """`lanes_beside` gives the lanes beside which a prompt of this lane goes, one at least while rows decode."""
+        """`beside` is the highest lane of the rows that decode on this device; `rows_stay_behind` tells of a prompt's
+        lane whether those here do not ride along in its slices, though slices are mixed."""
         self._settings = settings
         self._costs = costs
         self._rows = len(places.decoding)
         self._highest_row = places.highest_row
-        self._lanes_beside = lanes_beside
+        self._beside = beside
+        self._rows_stay_behind = rows_stay_behind
         self._slices = slices
         self._passes: dict[Lane, int] = {}
 
@@ -55,22 +58,22 @@ class Pace:
         if left <= 0:
             return 0.0
         rows = self._highest_row
-        if rows is None:
+        if rows is None or self._beside is None:
             return self._costs.prefill_seconds(left, context)
-        if self._slices == "apart" or (rows is Lane.BATCH and sequence.lane < rows):
+        if self._slices == "apart" or self._rows_stay_behind(sequence.lane):
             seconds = self._costs.prefill_seconds(left, context)
             return seconds + pacing.owed_seconds(sequence.lane, rows, seconds=seconds, decoded_seconds=0.0)
-        tokens = min(self._pass_tokens(sequence.lane, context), left)
+        tokens = min(self._pass_tokens(sequence.lane, context, self._beside), left)
         seconds = self._costs.mixed_seconds(tokens, context, self._rows)
         decoded_seconds = self._costs.step_seconds(self._rows)
         owed = pacing.owed_seconds(sequence.lane, rows, seconds=seconds, decoded_seconds=decoded_seconds)
         return (seconds + owed) * left / tokens
 
-    def _pass_tokens(self, lane: Lane, context: int) -> int:
+    def _pass_tokens(self, lane: Lane, context: int, rows: Lane) -> int:
         """Of a mixed pass of a long prompt; those that have not begun all have the same."""
         if context == 0 and lane in self._passes:
             return self._passes[lane]
-        beside = pacing.Beside(self._rows, min(self._lanes_beside(lane)))
+        beside = pacing.Beside(self._rows, rows)
         tokens = pacing.mixed_pass_tokens(self._settings, self._costs, context, lane, beside)
         if context == 0:
             self._passes[lane] = tokens

@@ -64,4 +64,11 @@ class Idle:
     until: float | None = None
 
 
-Step = Open | Prefill | Mixed | Join | Park | Preempt | Decode | Idle
+@dataclass(frozen=True)
+class Rest:
+    """Run nothing before a message arrives, or before `until`: somebody of a higher class is about to be able to."""
+
+    until: float
+
+
+Step = Open | Prefill | Mixed | Join | Park | Preempt | Decode | Rest | Idle

@@ -13,6 +13,8 @@ as the step and the slice's tokens. `--standard-share` is what that class keeps 
 `--fit` takes the costs from a real run: a file of JSON lines with prompt_tokens,
 cached_tokens, prefill_seconds, completion_tokens and decode_seconds, as they stand in each answer's usage and timings,
 of requests that ran alone.
+A slice does not stop for who comes meanwhile, as it does in a worker, so first tokens beside lower classes look later
+here than they are: by a slice at most.
 It judges policies, not devices: no figure of this table was measured on the device it names.
 """
 

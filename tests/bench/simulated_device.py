@@ -29,7 +29,7 @@ from worker.pacing import SchedulerSettings
 from worker.scheduler import Scheduler
 from worker.sequence import LANES, Lane, Sequence
 from worker.shared_device import SharedDevice
-from worker.steps import Decode, Idle, Join, Mixed, Open, Park, Preempt, Prefill
+from worker.steps import Decode, Idle, Join, Mixed, Open, Park, Preempt, Prefill, Rest
 
 _LONGEST_RUN_ROUNDS = 128
 
@@ -173,8 +173,8 @@ class Worker:
             match step:
                 case Open(request_id=name):
                     self.scheduler.opened(name, self._rows[name].arrival.cached_tokens, now)
-                case Preempt():
-                    raise AssertionError("no memory is modelled")
+                case Preempt() | Rest():
+                    raise AssertionError("neither memory nor a disk is modelled")
                 case Idle():
                     self.sharing.idle(self._load())
                     return None

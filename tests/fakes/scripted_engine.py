@@ -9,7 +9,7 @@ from itertools import chain
 
 from protocol.generation import ChosenLogprob, TokenLogprob
 from protocol.ids import RequestId
-from worker.engine import Drawn
+from worker.engine import Drawn, nothing
 from worker.prefix_index import BlockUse, State
 from worker.sequence import Prepared
 
@@ -63,6 +63,7 @@ class ScriptedEngine:
         self._prefill_seconds_per_token = prefill_seconds_per_token
         self._decode_seconds = decode_seconds
         self.mixes = mixes
+        self.launches_wait = False
         self.rows: dict[RequestId, ScriptedRow] = {}
         self.log: list[str] = []
 
@@ -84,26 +85,33 @@ class ScriptedEngine:
         self.rows[prepared.request_id] = ScriptedRow(prepared, says, tokens, len(kv), kv=kv)
         self.log.append(f"open {prepared.request_id} {len(kv)}")
 
-    def prefill(self, request_id: RequestId, tokens: int) -> None:
-        self._prefill(request_id, tokens)
+    def prefill(
+        self, request_id: RequestId, tokens: int, parts: int = 1, before_each: Callable[[], None] = nothing
+    ) -> None:
+        seconds = tokens * self._prefill_seconds_per_token
+        for _ in range(parts):
+            if parts > 1:
+                before_each()
+            self._clock.advance(seconds / parts)
+        self._hold(request_id, tokens)
         self.log.append(f"prefill {request_id} {tokens}")
 
     def prefill_and_decode(self, request_id: RequestId, tokens: int) -> list[Drawn]:
         assert self.mixes
         assert not any(row.is_unread for row in self.rows.values()), "a mixed pass, and a row's last token is unread"
-        self._prefill(request_id, tokens)
+        self._hold(request_id, tokens)
+        self._clock.advance(tokens * self._prefill_seconds_per_token)
         self._decode()
         self.log.append(f"mixed {request_id} {tokens}")
         return self.read()
 
-    def _prefill(self, request_id: RequestId, tokens: int) -> None:
+    def _hold(self, request_id: RequestId, tokens: int) -> None:
         row = self.rows[request_id]
         assert tokens > 0
         assert not row.is_decoding
         assert row.held + tokens < len(row.token_ids), "the last prompt token belongs to decode"
         row.held += tokens
         row.kv = row.token_ids[: row.held]
-        self._clock.advance(tokens * self._prefill_seconds_per_token)
 
     def join(self, request_id: RequestId) -> None:
         row = self.rows[request_id]

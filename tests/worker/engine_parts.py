@@ -1,7 +1,7 @@
 """A loaded tiny model, what mlx-lm makes of a prompt, and a desk that runs rows on the engine as the loop does."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from tests.worker.parts import FINGERPRINT, prepared
 from tests.worker.test_prefix_cache import RecordingDisk
 from tests.worker.tiny_models import VOCABULARY
 from worker import hashing
-from worker.engine import Drawn
+from worker.engine import Drawn, nothing
 from worker.mlx_engine import MlxEngine
 from worker.mlx_model import LoadedModel
 from worker.mlx_quantized_kv import rounded
@@ -102,7 +102,16 @@ class Desk:
         self.cached: dict[str, int] = {}
         self._running: dict[str, tuple[Any, int]] = {}
 
-    def start(self, name: str, token_ids: Sequence[int], *, slice_tokens: int = 100, **settings: Any) -> None:
+    def start(
+        self,
+        name: str,
+        token_ids: Sequence[int],
+        *,
+        slice_tokens: int = 100,
+        parts: int = 1,
+        before_each: Callable[[], None] = nothing,
+        **settings: Any,
+    ) -> None:
         """Open, prefill and join one row."""
         request = prepared(name, token_ids, **settings)
         match, _ = self.cache.use(request)
@@ -113,7 +122,7 @@ class Desk:
         while at < len(token_ids) - 1:
             end = boundary if self.engine.keeps_states and at < boundary else len(token_ids) - 1
             step = min(slice_tokens, end - at)
-            self._slice(request, step)
+            self._slice(request, step, parts, before_each)
             at += step
             if at == boundary:
                 start = self._keep(request, start, at)
@@ -122,8 +131,8 @@ class Desk:
         self.drawn[name], self.logprobs[name] = [], []
         self._running[name] = (request, start)
 
-    def _slice(self, request: Any, tokens: int) -> None:
-        self.engine.prefill(request.request_id, tokens)
+    def _slice(self, request: Any, tokens: int, parts: int = 1, before_each: Callable[[], None] = nothing) -> None:
+        self.engine.prefill(request.request_id, tokens, parts, before_each)
 
     def step(self) -> None:
         """One decode step; rows that have all their tokens leave."""

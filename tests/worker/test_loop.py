@@ -34,7 +34,7 @@ from tests.fakes.scripted_engine import LetterDetokenizer, ManualClock, Scripted
 from tests.worker.parts import chain_of_blocks, prepared
 from worker.loop import FETCH_DEADLINE_SECONDS, LEAST_FETCH_SECONDS, StepLoop
 from worker.messages import BlocksFetched, InboxMessage
-from worker.neighbours import DeviceSharing
+from worker.neighbours import Alone, DeviceSharing, Load, Permits
 from worker.pacing import SchedulerSettings
 from worker.prefix_cache import Fetch as PrefixFetch
 from worker.prefix_cache import FetchOutcome, PrefixCache
@@ -397,6 +397,124 @@ def test_what_a_cancelled_prompt_computed_is_not_lost() -> None:
     assert run.finished("again").usage.cached_tokens >= BLOCK_TOKENS
 
 
+# --- slices that stop -------------------------------------------------------------------------------------------------
+
+BATCH = LatencyClass.BATCH
+INTERACTIVE = LatencyClass.INTERACTIVE
+
+
+def unlike(name: str, tokens: int, **more: Any) -> Prepared:
+    """A prompt that begins as no other: who shares a prefix with a slice that stopped waits for it."""
+    return prepared(name, [10_000 * len(name) + ord(name[-1]), *range(2, tokens + 1)], max_tokens=50, **more)
+
+
+def test_a_question_does_not_wait_for_the_end_of_a_batch_slice() -> None:
+    """It comes in the midst of one, and has its first tokens before that ends; both get all of theirs."""
+    batch = asks("batch", 3000, latency_class=BATCH)
+    question = asks("question", 12, latency_class=INTERACTIVE)
+    run = Run([batch, None, None, question, *QUIET, *QUIET], {"batch": "b" * 20, "question": "q" * 20})
+
+    log = run.engine.log
+    slices = [at for at, line in enumerate(log) if line.startswith("prefill batch")]
+    assert log.index("open question 0") < slices[0]
+    assert "decode" in log[log.index("join question") : slices[0]]
+    assert (run.text("batch"), run.text("question")) == ("b" * 20, "q" * 20)
+    assert run.finished("question").timings.queue_seconds < 0.05
+    assert run.finished("batch").usage.prompt_tokens == 3000
+
+
+def test_a_slice_that_stopped_is_counted_without_what_it_let_by() -> None:
+    """Or prompts would look slow, and slices shrink."""
+    batch = asks("batch", 3000, latency_class=BATCH)
+    question = asks("question", 12, latency_class=INTERACTIVE)
+    run = Run([batch, None, None, question, *QUIET, *QUIET], {"batch": "b", "question": "q" * 40})
+    assert run.scheduler.rate_tokens_per_second == pytest.approx(1000, rel=0.05)
+
+
+@pytest.mark.parametrize("moments", range(1, 8))
+def test_cancel_of_a_slice_that_stopped(moments: int) -> None:
+    """B07: what it computed is kept, as of any other; who was let by never notices."""
+    batch = asks("batch", 3000, latency_class=BATCH)
+    question = asks("question", 12, latency_class=INTERACTIVE)
+    messages = [batch, None, None, question, *[None] * moments, Cancel(request_id=RequestId("batch")), *QUIET]
+    run = Run([*messages, asks("again", 3000), *QUIET], {"batch": "b", "question": "q" * 20, "again": "a"})
+
+    assert run.failed("batch") is FailureKind.CANCELLED
+    assert run.text("question") == "q" * 20
+    assert run.text("again") == "a"
+    computed = sum(int(line.split()[2]) for line in run.engine.log if line.startswith("prefill batch"))
+    assert run.finished("again").usage.cached_tokens == computed > 0
+    assert run.engine.rows == {}
+    ends = [event.request_id for event in run.events if isinstance(event, Failed | Finished)]
+    assert ends == ["batch", "question", "again"], "nobody waits for the slice any more, so it is soon over"
+
+
+def test_messages_are_heard_while_a_slice_lets_others_by() -> None:
+    """Also those that come when it has stopped for somebody long: a ping for a minute unheard ended a healthy worker,
+    and prompts were read for clients that had gone."""
+    warm = warms("w", 3000)
+    asked = unlike("long", 6000, latency_class=INTERACTIVE)
+    messages = [warm, None, None, asked, None, None, None, Ping(nonce=7), Cancel(request_id=RequestId("long"))]
+    run = Run([*messages, asks("next", 5, latency_class=INTERACTIVE), *QUIET, *QUIET], {"long": "x", "next": "n"})
+
+    log = run.engine.log
+    end_of_slice = next(at for at, line in enumerate(log) if line.startswith("prefill w"))
+    assert run.failed("long") is FailureKind.CANCELLED
+    assert log.index("open next 0") < end_of_slice
+    names = [getattr(event, "request_id", type(event).__name__) for event in run.events]
+    assert names.index("Pong") < names.index("next")
+
+
+def test_a_slice_that_stopped_ends_at_the_drains_deadline() -> None:
+    """However much there is that could go before it; everybody hears that the process stops."""
+    crowd = [unlike(f"i{i}", 5000, latency_class=INTERACTIVE) for i in range(4)]
+    run = Run([asks("batch", 3000, latency_class=BATCH), None, None, *crowd, Drain(deadline_seconds=2.0), *QUIET], {})
+    kinds = {run.failed(name) for name in ("batch", *(f"i{i}" for i in range(4)))}
+    assert kinds == {FailureKind.SHUTTING_DOWN}
+    assert run.clock.now < 1000 + 2.0 + 2 * 1.0 + 0.3  # a slice that had begun, and the rest of the one that stopped
+
+
+class Company(Alone):
+    """Another worker is at work: from the beginning, or since the slice began."""
+
+    def __init__(self, since: str) -> None:
+        super().__init__()
+        self.since = since
+
+    def ask(self, load: Load, prefill_rank: int | None) -> Permits:
+        del load, prefill_rank
+        return Permits(company=self.since == "the beginning")
+
+    def has_company(self, load: Load) -> bool:
+        del load
+        return True
+
+
+@pytest.mark.parametrize("since", ["the beginning", "the slice"])
+def test_beside_another_model_at_work_slices_stop_for_nobody(since: str) -> None:
+    """It waits for this one to end, and owes what it took."""
+    batch = asks("batch", 3000, latency_class=BATCH)
+    question = asks("question", 12, latency_class=INTERACTIVE)
+    run = Run([batch, None, None, question, *QUIET], {"batch": "b", "question": "q"}, device=Company(since))
+    log = run.engine.log
+    begun = log.index("open question 0")
+    assert log[begun - 1].startswith("prefill batch")
+    assert (run.text("batch"), run.text("question")) == ("b", "q")
+
+
+def test_slices_of_three_classes_stop_for_each_other() -> None:
+    """One within the other; each gets its own text."""
+    messages = [
+        asks("batch", 3000, latency_class=BATCH), None, None,
+        unlike("standard", 2000), None, None,
+        unlike("question", 500, latency_class=INTERACTIVE), *QUIET, *QUIET,
+    ]  # fmt: skip
+    run = Run(messages, {"batch": "b" * 9, "standard": "s" * 9, "question": "q" * 9})
+    ends = [event.request_id for event in run.events if isinstance(event, Finished)]
+    assert ends == ["question", "standard", "batch"]
+    assert [run.text(name) for name in ends] == ["q" * 9, "s" * 9, "b" * 9]
+
+
 # --- prefix cache ---------------------------------------------------------------------------------------------------
 
 
@@ -632,9 +750,9 @@ def test_each_request_ends_exactly_once(
 def test_rows_ride_along_with_a_prompt() -> None:
     """Each pass gives the row one token and the prompt a slice, nothing is lost or said twice, and what is computed is
     kept as after any slice."""
-    long = asks("long", 700)
+    long = asks("long", 2500)
     run = Run(
-        [asks("row"), *[None] * 6, long, *QUIET, asks("long2", 700), *QUIET],
+        [asks("row"), *[None] * 6, long, *QUIET, asks("long2", 2500), *QUIET],
         {"row": "a" * 30, "long": "b", "long2": "c"},
         slices="mixed",
     )
@@ -644,9 +762,9 @@ def test_rows_ride_along_with_a_prompt() -> None:
     assert (run.text("long"), run.text("long2")) == ("b", "c")
     assert len(mixed) >= 3
     assert not any(line.startswith("prefill long ") for line in run.engine.log)
-    assert sum(int(line.split()[2]) for line in mixed) + run.finished("long").usage.cached_tokens == 699
+    assert sum(int(line.split()[2]) for line in mixed) + run.finished("long").usage.cached_tokens == 2499
     assert run.finished("long").timings.prefill_slices == len(mixed)
-    assert run.finished("long2").usage.cached_tokens == 699
+    assert run.finished("long2").usage.cached_tokens == 2499
 
 
 @pytest.mark.parametrize("moments", range(8, 16))

@@ -160,6 +160,29 @@ def test_a_hit_from_disk_says_what_a_cold_run_says(
         assert fresh.cached["again"] >= (length - 1) // GRAIN_TOKENS * GRAIN_TOKENS
 
 
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_slice_in_parts_is_that_in_one(model_of: Callable[[str], Model], family: str) -> None:
+    """While it has stopped another row is opened, read and, in the rest of its life, decodes: both say what they say
+    alone."""
+    model = model_of(family)
+    if not model.loaded.is_batchable:
+        pytest.skip("served one row at a time")
+    desk = Desk(model)
+    first, second = prompt(7, 60), prompt(8, 40)
+    stops: list[int] = []
+
+    def read_another() -> None:
+        stops.append(len(stops))
+        if len(stops) == 2:
+            desk.start("second", second, max_tokens=6)
+
+    desk.start("first", first, max_tokens=6, parts=3, before_each=read_another)
+    desk.run()
+    assert len(stops) >= 2
+    assert desk.drawn["first"] == model.says(first, 6)
+    assert desk.drawn["second"] == model.says(second, 6)
+
+
 # --- batches --------------------------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from tests.worker.parts import GREEDY, prepared
 from tests.worker.test_constrained_rows import SCHEMAS, Room
 from tests.worker.tiny_models import CONFIGS, PLAIN_CONFIGS, make_tiny_model
 from worker import mlx_packed
+from worker.engine import nothing
 from worker.mlx_engine import MlxEngine
 from worker.mlx_model import load_model
 from worker.sequence import BooksDoNotAddUp
@@ -29,10 +30,10 @@ class MixedDesk(Desk):
 
     mixed = 0
 
-    def _slice(self, request: Any, tokens: int) -> None:
+    def _slice(self, request: Any, tokens: int, parts: int = 1, before_each: Callable[[], None] = nothing) -> None:
         self.read()
         if not self.engine._rows:
-            super()._slice(request, tokens)
+            super()._slice(request, tokens, parts, before_each)
             return
         self.mixed += 1
         self._take(self.engine.prefill_and_decode(request.request_id, tokens))

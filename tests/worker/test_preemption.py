@@ -19,6 +19,7 @@ from tests.worker.engine_parts import Model, PlainTokenizer, prompt
 from tests.worker.parts import GREEDY, prepared
 from tests.worker.test_prefix_cache import RecordingDisk
 from tests.worker.tiny_models import CONFIGS, VOCABULARY, make_tiny_model
+from worker.engine import nothing
 from worker.live_kv import LiveKV
 from worker.loop import StepLoop
 from worker.mlx_engine import MlxEngine
@@ -94,8 +95,10 @@ class Watched(MlxEngine):
     def _look(self) -> None:
         self.most_bytes = max(self.most_bytes, self.live_kv_bytes)
 
-    def prefill(self, request_id: RequestId, tokens: int) -> None:
-        super().prefill(request_id, tokens)
+    def prefill(
+        self, request_id: RequestId, tokens: int, parts: int = 1, before_each: Callable[[], None] = nothing
+    ) -> None:
+        super().prefill(request_id, tokens, parts, before_each)
         self._look()
 
     def join(self, request_id: RequestId) -> None:

@@ -220,6 +220,7 @@ LATECOMERS = st.builds(Late, lane=ANSWERED, prompt_tokens=st.integers(1, 600), a
 @example([Crowd(S, 50, 60)], Late(BATCH, 500, 10), 1, "apart", 1e-3, 0.05, 0.0)
 @example([Crowd(I, 50, 60), Crowd(S, 50, 60)], Late(BATCH, 500, 10), 2, "mixed", 1e-3, 0.05, 0.0)
 @example([Crowd(S, 1500, 20)], Late(S, 30_000, 10), 1, "mixed", 1e-3, 0.05, 0.0)
+@example([Crowd(I, 1500, 1)], Late(BATCH, 1, 1), 1, "mixed", 1e-3, 0.05, 0.05)
 def test_however_many_others_come_everybody_ends(
     crowds: list[Crowd],
     late: Late,
