@@ -78,7 +78,7 @@ class _Values:
 
 _GAPS = {
     Lane.INTERACTIVE: _Values(0.75, 0.75, 0.5),
-    Lane.STANDARD: _Values(1.15, 1.15, 0.5),
+    Lane.STANDARD: _Values(1.05, 1.05, 0.5),
     Lane.BATCH: _Values(5.0, 1.0, 1.0),
 }
 """By the highest lane that decodes: how long a gap between its tokens may be, in `slice_seconds`. Nobody reads along

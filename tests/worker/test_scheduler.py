@@ -541,13 +541,13 @@ def test_batch_rows_that_cost_nothing_stay() -> None:
 @pytest.mark.parametrize(
     ("prefilled", "left", "rate", "expected"),
     [
-        (0, 10_000, 870.0, 200),  # target 0.23 s; no grid line inside
-        (0, 10_000, 1305.0, 256),  # 300 → the grid, which costs 44
-        (0, 10_000, 1740.0, 256),  # 400 → 144 beyond is less than half of 400
-        (0, 10_000, 2261.0, 512),  # 520
-        (0, 10_000, 2218.0, 256),  # 510: the grid costs 254, just under the half
-        (200, 10_000, 870.0, 200),  # ends at 400: 144 beyond would cost too much
-        (200, 10_000, 435.0, 56),  # ends at 300: 44 beyond of 100
+        (0, 10_000, 952.9, 200),  # target 0.21 s; no grid line inside
+        (0, 10_000, 1429.0, 256),  # 300 → the grid, which costs 44
+        (0, 10_000, 1905.2, 256),  # 400 → 144 beyond is less than half of 400
+        (0, 10_000, 2476.7, 512),  # 520
+        (0, 10_000, 2429.0, 256),  # 510: the grid costs 254, just under the half
+        (200, 10_000, 952.9, 200),  # ends at 400: 144 beyond would cost too much
+        (200, 10_000, 476.7, 56),  # ends at 300: 44 beyond of 100
         (0, 30, 1000.0, 30),  # all that is left
         (0, 10_000, 1.0, 16),  # the floor
         (0, 100_000, 1e9, 2048),  # the ceiling
@@ -567,7 +567,7 @@ def test_slices(prefilled: int, left: int, rate: float, expected: int) -> None:
 
 @pytest.mark.parametrize(
     ("rows", "prompt", "seconds"),
-    [(I, I, 0.15), (I, S, 0.1), (S, I, 0.23), (S, S, 0.23), (BATCH, I, 1.0)],
+    [(I, I, 0.15), (I, S, 0.1), (S, I, 0.21), (S, S, 0.21), (BATCH, I, 1.0)],
 )
 def test_a_gap_is_as_long_as_the_classes_allow(rows: Lane, prompt: Lane, seconds: float) -> None:
     """A gap is a slice and the step after it."""
@@ -687,7 +687,7 @@ def test_a_slice_beside_rows_is_mixed() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "prompt", "seconds"),
-    [(I, I, 0.15), (I, S, 0.1), (S, I, 0.23), (S, S, 0.23), (BATCH, BATCH, 0.2)],
+    [(I, I, 0.15), (I, S, 0.1), (S, I, 0.21), (S, S, 0.21), (BATCH, BATCH, 0.2)],
 )
 def test_a_mixed_pass_fills_the_gap(rows: Lane, prompt: Lane, seconds: float) -> None:
     """It is as long as the classes allow between two tokens, once such passes are known, on a growing context, too."""
