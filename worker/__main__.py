@@ -188,6 +188,7 @@ class Worker:
             )
 
     def _generate(self) -> None:
+        from worker import mlx_cpu
         from worker.grammar_compiler import GrammarCompiler
         from worker.mlx_block_files import BlockFile, write_block
         from worker.mlx_engine import MlxEngine
@@ -214,7 +215,7 @@ class Worker:
         self._open_text_plane(text_plane)
         with unusable_if_unloadable():
             loaded = load_model(path, self._loading_report())
-        engine = MlxEngine(loaded, tokenizer, launch.kv)
+        engine = MlxEngine(loaded, tokenizer, launch.kv, "read at once" if mlx_cpu.is_used() else "pipelined")
         kv = engine.kv_storage
         if kv.reason:
             told = "kv_not_quantized" if kv.quantization is None else "kv_is_dequantized_in_steps"

@@ -55,18 +55,13 @@ class Engine(Protocol[Payload]):
         ...
 
     def park(self, request_id: RequestId) -> None:
-        """Take a row, of which nothing is unread, out of the decode batch with its KV; `join` takes it back."""
+        """Take a row, of which nothing is unread, out of the decode batch with its KV; `join` takes it back. Rows that
+        are parked before the next step or join leave together."""
         ...
 
     def decode(self) -> list[Drawn]:
-        """Launch a decode step of all rows and give the tokens of the one before, if those are unread.
-
-        A row's first token is not kept waiting for a launch: then this only reads, and the next call launches."""
-        ...
-
-    @property
-    def launches_wait(self) -> bool:
-        """Whether a step that `decode` launches has mostly run when it returns."""
+        """Run a decode step of all rows and give its tokens. Where the host goes on while the device computes: launch
+        it, and give the tokens of the one before, if those are unread."""
         ...
 
     def read(self) -> list[Drawn]:

@@ -439,8 +439,6 @@ class StepLoop(Generic[Payload]):
             if step is None:
                 break
             self._run(step)
-            if self._engine.launches_wait:
-                self._read()  # a step that is launched now would be read after the next part only
         self._read()
         self._device = device
 

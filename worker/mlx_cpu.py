@@ -13,13 +13,26 @@ not look at keys that its queries may not see.
 Every layer's `rope` works out the same angles anew, twice: a third of the 4,300 operations of a decode step of SmolLM2,
 at some 10 us each. So sines and cosines of a pass are made once (`stand_at`); a step takes 10 % less. What a norm does
 number by number is one operation instead of four: 3 % less.
+
+It also gives every array's memory back to the system, and what the system hands out anew has to be cleared, page by
+page: 60 ms for the 165 MB of five rows' KV, which are copied when a row joins. Kept, they take 6 ms; the step after a
+row joined one of 1,000 tokens takes 65 instead of 92 ms, and a row is parked in 10 instead of 16 ms.
 """
 
+import contextlib
+import ctypes
 import math
 from functools import partial
 from typing import Any
 
 import mlx.core as mx
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""As glibc's malloc.h has them."""
+
+_KEPT_BYTES = 256 << 20
+_KEPT_BYTES_AT_ONCE = 32 << 20
+"""The most that glibc takes. An array that is larger goes back to the system."""
 
 _LOG2_E = math.log2(math.e)
 _QUERIES_AT_ONCE = 64
@@ -39,11 +52,20 @@ def install() -> bool:
     """Replace functions if MLX computes on the CPU; says whether. Call it before a model is loaded or compiled."""
     if not is_used():
         return False
+    _keep_freed_memory()
     mx.fast.scaled_dot_product_attention = scaled_dot_product_attention
     mx.fast.rms_norm = rms_norm
     mx.fast.rope = rope
     mx.sigmoid = sigmoid
     return True
+
+
+def _keep_freed_memory() -> None:
+    """Where the C library can be told (glibc)."""
+    with contextlib.suppress(AttributeError, OSError):
+        tune = ctypes.CDLL(None).mallopt
+        tune(_M_MMAP_THRESHOLD, _KEPT_BYTES_AT_ONCE)
+        tune(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def sigmoid(a: Any, **others: Any) -> mx.array:

@@ -2,13 +2,13 @@
 """The engine on mlx-lm's models and caches: rows are prefilled alone and join the decode batch by merging.
 
 Right-padded batched prefill is wrong for several families and cannot be bounded in time, so it is not used.
-Decode is pipelined one step deep: the next step is launched from the lazy tokens of the last one before those are
-read, so the host's work (text, stops, sockets) runs beside the device's.
+Decode is pipelined one step deep, on a GPU: the next step is launched from the lazy tokens of the last one before those
+are read, so the host's work (text, stops, sockets) runs beside the device's.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import structlog
@@ -72,10 +72,18 @@ class Row:
 class MlxEngine:
     """See `worker.engine.Engine`. Make it on the thread that loaded the model, and use it there only.
 
-    `kv` asks for quantized keys and values; what is done, `kv_storage` says.
+    `kv` asks for quantized keys and values; what is done, `kv_storage` says. `steps`: pipelined suits a device that
+    computes while the host goes on. MLX's CPU build lets a launch through when most of it has run, so tokens that are
+    read a launch later come a whole step late there, to save 3 to 6 % of it (SmolLM2, two cores).
     """
 
-    def __init__(self, loaded: LoadedModel, tokenizer: Any, kv: KVQuantization | None = None) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        tokenizer: Any,
+        kv: KVQuantization | None = None,
+        steps: Literal["pipelined", "read at once"] = "pipelined",
+    ) -> None:
         self._model = loaded.model
         self._tokenizer = tokenizer
         self._is_batchable = loaded.is_batchable
@@ -83,11 +91,15 @@ class MlxEngine:
         self._alone: dict[RequestId, Row] = {}  # in prefill, or parked
         self._rows: list[Row] = []
         self._caches: list[Any] = []
+        self._leaving: dict[RequestId, Row] = {}  # parked, and still among the rows
+        self._aside: dict[RequestId, Row] = {}  # parked together; what their caches hold may not be computed yet
+        self._aside_rows = 0
         self._inputs: mx.array | None = None  # [rows], lazy: what each row's next step reads
         self._logprobs: tuple[mx.array, ...] | None = None  # of `_inputs`
         self._vocabulary_size = 0
         self._sampler: BatchSampler | None = None
         self._steps = 0
+        self._is_pipelined = steps == "pipelined"
         self._prefilled_since_clear = 0
         self.kv_storage = KVStorage()
         self._warm_up()
@@ -159,6 +171,7 @@ class MlxEngine:
         self._prefilled(row, tokens)
 
     def prefill_and_decode(self, request_id: RequestId, tokens: int) -> list[Drawn]:
+        self._settle_batch()
         row = self._alone[request_id]
         if self._inputs is None or any(each.is_unread for each in self._rows):
             raise BooksDoNotAddUp("a mixed pass needs rows, of which none is unread")
@@ -180,7 +193,9 @@ class MlxEngine:
             self._prefilled_since_clear = 0
 
     def join(self, request_id: RequestId) -> None:
+        self._let_leave()
         row = self._alone.pop(request_id)
+        self._aside.pop(request_id, None)
         caches, row.caches = row.caches, []
         first_input = mx.array([row.token_ids[-1]], mx.uint32)
         if self._sampler is None:
@@ -203,31 +218,53 @@ class MlxEngine:
         self._mask_rows()
 
     def park(self, request_id: RequestId) -> None:
-        index = self._row_index(request_id)
-        row = self._rows[index]
+        row = self._rows[self._row_index(request_id)]
         if row.is_unread:
             raise BooksDoNotAddUp("a row with an unread token cannot be parked")
-        if row.held == 0:  # parked before its first step: there is nothing yet that could be taken out
-            row.caches = self._make_caches()
-        elif self._is_batchable:
-            row.caches = [cache.extract(index) for cache in self._caches]
-        else:
-            row.caches = self._caches
-        mx.eval([cache.state for cache in row.caches])
-        self._keep_rows([i for i in range(len(self._rows)) if i != index])
-        self._alone[request_id] = row
+        self._leaving[request_id] = row  # at the batch's next step or change: others may leave with it
+
+    def _let_leave(self) -> None:
+        """Take out those that were parked. When all are, nothing is computed: what they hold stays where it is, until
+        they join again."""
+        if not self._leaving:
+            return
+        leaving, self._leaving = self._leaving, {}
+        for index, row in enumerate(self._rows):
+            if (request_id := row.prepared.request_id) not in leaving:
+                continue
+            if row.held == 0:  # parked before its first step: there is nothing yet that could be taken out
+                row.caches = self._make_caches()
+            elif self._is_batchable:
+                row.caches = [cache.extract(index) for cache in self._caches]
+            else:
+                row.caches = self._caches
+            self._alone[request_id] = row
+        staying = [i for i, row in enumerate(self._rows) if row.prepared.request_id not in leaving]
+        self._settle_aside()
+        self._aside, self._aside_rows = leaving, len(leaving)
+        if staying:
+            self._settle_aside()
+        self._keep_rows(staying)
+
+    def _settle_aside(self) -> None:
+        """Give those of a batch that was parked whole caches of their own: it would stay in memory for each of them."""
+        mx.eval([cache.state for row in self._aside.values() for cache in row.caches])
+        self._aside, self._aside_rows = {}, 0
+
+    def _settle_batch(self) -> None:
+        """Before a step: who was parked leaves, and a batch that some have left again, of those parked, is none."""
+        self._let_leave()
+        if len(self._aside) < self._aside_rows:
+            self._settle_aside()
 
     def decode(self) -> list[Drawn]:
+        self._settle_batch()
         if self._inputs is None:
             return []
         self._steps += 1
         if self._steps % _CLEAR_EVERY_STEPS == 0:
             mx.clear_cache()
         if all(row.ends_with_next_read for row in self._rows):
-            return self.read()
-        if any(row.is_unread and row.drawn == 0 for row in self._rows):
-            # Somebody waits for a first token. MLX's CPU build lets a launch through when most of it has run, so to
-            # launch the next step before this one is read would hold that token back for a whole step.
             return self.read()
         self._stand_together()
         logits = self._model(self._inputs[:, None], cache=self._caches)[:, -1, :]
@@ -236,15 +273,10 @@ class MlxEngine:
             mx.async_eval(logits)
             drawn = self.read()
             self._draw(logits)
-            return drawn
+            return drawn if self._is_pipelined else self.read()
         inputs, logprobs, unread = self._inputs, self._logprobs, [row.is_unread for row in self._rows]
         self._draw(logits)
-        return self._read(inputs, logprobs, unread)
-
-    @property
-    def launches_wait(self) -> bool:
-        """MLX's CPU build runs no more than a few operations behind what is launched."""
-        return mlx_cpu.is_used()
+        return self._read(inputs, logprobs, unread) if self._is_pipelined else self.read()
 
     def read(self) -> list[Drawn]:
         if self._inputs is None:
@@ -338,9 +370,13 @@ class MlxEngine:
         return State(arrays, state_bytes(arrays))
 
     def drop(self, request_ids: Sequence[RequestId]) -> None:
+        self._let_leave()
         leaving = set(request_ids)
         for request_id in leaving:
             self._alone.pop(request_id, None)
+        if not leaving.isdisjoint(self._aside):
+            self._aside = {name: row for name, row in self._aside.items() if name not in leaving}
+            self._settle_aside()
         keep = [i for i, row in enumerate(self._rows) if row.prepared.request_id not in leaving]
         if len(keep) < len(self._rows):
             self._keep_rows(keep)

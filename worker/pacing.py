@@ -49,8 +49,8 @@ class SchedulerSettings:
     oldest_every: int = 4
     lower_lane_every: int = 16
     tenant_lead_seconds: float = 5.0
-    stretch: float = 1.25
-    attended_seconds: float = 10.0
+    stretch: float = 1.1
+    attended_seconds: float = 300.0
     part_seconds: float = 0.02
     parked_seconds: float = 10.0
     stint_seconds: float = 0.5
@@ -95,6 +95,9 @@ half of his speed; a program's stream only has to go on, so that the next progra
 _IDLE_GAPS = {Lane.INTERACTIVE: 1.0, Lane.STANDARD: 1.0, Lane.BATCH: 0.25, Lane.WARM: 0.25}
 """When nothing decodes, in `idle_slice_seconds`: the lower the lane, the sooner it has to let a higher one by."""
 
+_PARTS = {Lane.STANDARD: 1.0, Lane.BATCH: 0.5, Lane.WARM: 0.5}
+"""How long a part of a slice may be, in `part_seconds`. One of a batch slice comes between two tokens of somebody."""
+
 _WORTHWHILE = 0.4
 
 
@@ -130,7 +133,8 @@ def parts(settings: SchedulerSettings, costs: CostModel, prompt: Sequence, token
     """Of a pass of so many tokens on behalf of `lane`: in how many parts it runs."""
     if lane is Lane.INTERACTIVE:
         return 1
-    return max(1, math.ceil(costs.prefill_seconds(tokens, prompt.prefilled) / settings.part_seconds))
+    seconds = settings.part_seconds * _PARTS[lane]
+    return max(1, math.ceil(costs.prefill_seconds(tokens, prompt.prefilled) / seconds))
 
 
 def mixed_tokens(settings: SchedulerSettings, costs: CostModel, prompt: Sequence, lane: Lane, beside: Beside) -> int:

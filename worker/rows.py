@@ -1,12 +1,23 @@
 """Which of the rows that are done with their prompt should decode now, or stop to. Pure: rule 2 of the scheduler."""
 
-from typing import Literal
+from typing import Literal, assert_never
 
 from worker.cost_model import CostModel
 from worker.pacing import SchedulerSettings
 from worker.places import Places
 from worker.sequence import Lane, Sequence
 from worker.steps import Join, Park
+
+_ATTENDED_STEP = 1.15
+"""How long a step of batch rows may be, in steps of one row, while somebody of a higher class may come."""
+
+_BATCH_WAITS = 6
+"""How many times as long a batch row waits: each time one comes, somebody's steps are longer for a stint."""
+
+
+def due_after_seconds(settings: SchedulerSettings, lane: Lane) -> float:
+    """How long a parked row of this lane waits until it is due."""
+    return settings.parked_seconds * (_BATCH_WAITS if lane is Lane.BATCH else 1)
 
 
 class RowTurns:
@@ -18,33 +29,29 @@ class RowTurns:
         self._places = places
         self._next_row_is_for: Literal["due", "highest"] = "due"
 
-    def change(self, now: float, *, expected: Literal["higher class", "nobody"]) -> Join | Park | None:
-        """The next row to come or to go; `expected` is who may come at any moment. Asking changes nothing."""
+    def change(self, now: float, *, higher_prompts: Literal["now", "any moment", "none"]) -> Join | Park | None:
+        """The next row to come or to go; `higher_prompts` says when prompts of a higher class than batch have something
+        to run. Asking changes nothing."""
         places = self._places
-        batch_rows = places.rows_of(Lane.BATCH)
-        if not places.parked and not batch_rows:
+        if not places.parked and not places.rows_of(Lane.BATCH):
             return None
         parkable = [s for s in places.decoding.values() if now >= s.may_be_parked_at and not s.steps_owed]
         last = max(reversed(parkable), key=lambda s: s.lane, default=None)  # of the lowest class who joined last
         for sequence in self.in_turn(now):
             if len(places.decoding) < self._settings.max_rows:
-                if (
-                    sequence.lane is not Lane.BATCH
-                    or self.is_due(sequence, now)
-                    or not (self._would_stretch(beside=sequence) or self._are_enough(expected))
-                ):
-                    return Join(sequence.request_id)
+                is_served = sequence.lane is not Lane.BATCH or self.is_due(sequence, now)
+                if is_served or self._may_come(higher_prompts):
+                    # Before it joins: while it waits for its token, and before its KV is one with theirs.
+                    goes = self._stretches(last, beside=sequence)
+                    return Park(goes.request_id) if goes else Join(sequence.request_id)
             elif last is not None and sequence.lane < last.lane:
                 return Park(last.request_id)
-        # Not before a first token: to park takes as long as a step.
-        is_beginning = places.first_token_of in (Lane.INTERACTIVE, Lane.STANDARD)
-        if last is not None and last.lane is Lane.BATCH and not is_beginning and self._would_stretch():
-            return Park(last.request_id)
-        return None
+        goes = self._stretches(last)
+        return Park(goes.request_id) if goes else None
 
     def is_due(self, parked: Sequence, now: float) -> bool:
         """Whether it had no stint for so long that a row is its own, before one of the highest class has the next."""
-        return now - parked.parked_since >= self._settings.parked_seconds
+        return now - parked.parked_since >= due_after_seconds(self._settings, parked.lane)
 
     def given(self, to: Literal["due", "not due"]) -> None:
         """A row went to somebody."""
@@ -60,23 +67,38 @@ class RowTurns:
 
         return sorted(self._places.parked.values(), key=turn)
 
-    def _are_enough(self, expected: Literal["higher class", "nobody"]) -> bool:
-        """Whether one batch row more would stretch the steps of a row of a higher class that may come: then it would be
-        parked, which takes as long as a step. One may decode in any case."""
+    def _may_come(self, higher_prompts: Literal["now", "any moment", "none"]) -> bool:
+        """Whether a batch row, which is not due, makes nobody of a higher class wait: the step after a row came is
+        slow, and he who came may have to go soon."""
         rows = len(self._places.decoding)
-        if expected == "nobody" or not rows or self._places.rows_of(Lane.BATCH) < rows:
+        if self._places.rows_of(Lane.BATCH) < rows:
             return False
-        return self._costs.step_seconds(rows + 2) > self._settings.stretch * self._costs.step_seconds(1)
+        match higher_prompts:
+            case "now":
+                return False
+            case "any moment":
+                return not self._are_enough(rows)
+            case "none":
+                return True
+            case _:
+                assert_never(higher_prompts)
 
-    def _would_stretch(self, *, beside: Sequence | None = None) -> bool:
-        """Whether the batch rows, and the one that would join, make the others' decode steps more than `stretch` times
-        as long as they would be of these rows alone, with what they hold now."""
+    def _are_enough(self, rows: int) -> bool:
+        """Whether with one batch row more a step would be too long for who may come meanwhile, and waits for its end.
+        One may decode in any case."""
+        return rows > 0 and self._costs.step_seconds(rows + 1) > _ATTENDED_STEP * self._costs.step_seconds(1)
+
+    def _stretches(self, last: Sequence | None, *, beside: Sequence | None = None) -> Sequence | None:
+        """The batch row that joined last, if the batch rows make decode steps of the others, and of the one that is
+        to join, more than `stretch` times as long as they would be of these alone, with what they hold now."""
+        if last is None or last.lane is not Lane.BATCH:
+            return None
         rows = [*self._places.decoding.values(), *([] if beside is None else [beside])]
         higher = [s for s in rows if s.lane is not Lane.BATCH]
-        if not higher or len(higher) == len(rows):
-            return False
+        if not higher:
+            return None
         if not self._costs.knows_step(len(higher)):
-            return True  # how else to learn what the higher rows alone would take
+            return last  # how else to learn what the higher rows alone would take
         alone_seconds = self._costs.step_seconds(len(higher), sum(s.tokens for s in higher))
         together_seconds = self._costs.step_seconds(len(rows), sum(s.tokens for s in rows))
-        return together_seconds > self._settings.stretch * alone_seconds
+        return last if together_seconds > self._settings.stretch * alone_seconds else None

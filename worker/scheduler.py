@@ -6,10 +6,11 @@ Who goes next, in the order it is asked:
    again, and goes on from where he was; what the prefix cache kept of it need not be computed again. So is a lower
    class's row when a prompt whose turn has come finds no room otherwise.
 2. **Rows.** A prompt that is done joins the decode batch as soon as a row is free. A row is *parked*, with its KV, when
-   a higher class needs its place; rows of the batch class also when they would stretch the others' decode steps to
-   more than `stretch` times, and no more of them join, for `attended_seconds`, than the next of those would bear. Who
-   had no stint of `stint_seconds` in `parked_seconds` is *due*: every other row that gets free is his before anybody
-   else's, who was due first first, and for a stint nobody parks him again (`rows`).
+   a higher class needs its place. Rows of the batch class also when they would stretch the others' decode steps to more
+   than `stretch` times; they come when nobody higher decodes or has a prompt to run, and only as many, for
+   `attended_seconds`, as make no step too long for who may come. Who had no stint of `stint_seconds` in
+   `parked_seconds` (batch rows: in a minute) is *due*: every other row that gets free is his before anybody else's, who
+   was due first first, and for a stint nobody parks him again (`rows`).
 3. **Decode before prefill, while decode is owed.** What a slice owes the decoding rows is paid before the next slice
    of its lane or a lower one (`pacing`). So is a row's first token, before slices of its lane and of lower ones.
 4. **Lane.** Of the prompts that can run a slice, those of the highest lane go first. A lane that let
@@ -44,7 +45,7 @@ What the rules look at is in `books`, which also hear what happened; who stands 
 """
 
 from collections.abc import Collection
-from typing import assert_never
+from typing import Literal, assert_never
 
 from protocol.ids import BLOCK_TOKENS, RequestId
 from worker import pacing
@@ -65,18 +66,17 @@ class Scheduler(SchedulerBooks):
         places = self.places
         if victim := self._settings.live_kv.victim(places.live()):  # rule 1
             return Preempt(victim.request_id)
-        expected = "higher class" if self.is_attended else "nobody"
-        if change := self._rows.change(now, expected=expected):  # rule 2
+        entrance = self._readiness.entrance(now)
+        can_run = [lane for lane in LANES if self._readiness.can_run(lane, entrance, now)]
+        if change := self._rows.change(now, higher_prompts=self._higher_prompts(can_run, now)):  # rule 2
             return change
-        if not self._has_to_learn_steps():
-            entrance = self._readiness.entrance(now)
-            lanes = [lane for lane in self._lanes_not_owing() if self._readiness.can_run(lane, entrance, now)]  # rule 3
-            if lanes:
-                lane = self._lane_of_next(lanes)  # rule 4
-                if rest := self._rest_before(lane, now):  # rule 8
-                    return rest
-                sequence = self._prompt_of_next(lane, entrance, now)  # rule 5
-                return self._slice_of(self._leader_of(sequence) or sequence, lane)  # rule 6
+        lanes = [] if self._has_to_learn_steps() else [lane for lane in self._lanes_not_owing() if lane in can_run]
+        if lanes:  # rule 3
+            lane = self._lane_of_next(lanes)  # rule 4
+            if rest := self._rest_before(lane, now):  # rule 8
+                return rest
+            sequence = self._prompt_of_next(lane, entrance, now)  # rule 5
+            return self._slice_of(self._leader_of(sequence) or sequence, lane)  # rule 6
         if places.highest_row is not None:
             return self._rest_before(places.highest_row, now) or Decode()
         deadlines = (s.blocks_deadline for line in places.lines for s in line.fetching)
@@ -106,11 +106,21 @@ class Scheduler(SchedulerBooks):
             return 1
         return pacing.parts(self._settings, self.costs, self._waiting(step.request_id), step.tokens, step.lane)
 
+    def _higher_prompts(self, can_run: Collection[Lane], now: float) -> Literal["now", "any moment", "none"]:
+        """When prompts of a higher class than batch have something to run."""
+        if any(lane < Lane.BATCH for lane in can_run) or self._answer_due(Lane.BATCH, now) is not None:
+            return "now"
+        return "any moment" if self.is_attended else "none"
+
     def _rest_before(self, lane: Lane, now: float) -> Rest | None:
         """Rule 8: until the disk should have answered those of higher lanes whom it has not."""
-        higher = (s.answer_due for line in self.places.lines[:lane] for s in line.fetching)
-        until = min((due for due in higher if now < due), default=None)
+        until = self._answer_due(lane, now)
         return None if until is None else Rest(until)
+
+    def _answer_due(self, lane: Lane, now: float) -> float | None:
+        """By when the disk should have said what it has for a prompt of a lane above this one."""
+        higher = (s.answer_due for line in self.places.lines[:lane] for s in line.fetching)
+        return min((due for due in higher if now < due), default=None)
 
     def _lanes_not_owing(self) -> list[Lane]:
         """Rule 3: those whose slices, and those of higher lanes, owe nothing, nor does a row as high wait to begin."""

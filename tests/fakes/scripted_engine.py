@@ -63,7 +63,6 @@ class ScriptedEngine:
         self._prefill_seconds_per_token = prefill_seconds_per_token
         self._decode_seconds = decode_seconds
         self.mixes = mixes
-        self.launches_wait = False
         self.rows: dict[RequestId, ScriptedRow] = {}
         self.log: list[str] = []
 

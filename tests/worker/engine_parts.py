@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import numpy as np
@@ -46,8 +46,10 @@ class Model:
     kv: KVQuantization | None = None
     known: dict[tuple[tuple[int, ...], int], tuple[list[int], list[Any]]] = field(default_factory=dict)
 
+    steps: Literal["pipelined", "read at once"] = "pipelined"
+
     def engine(self) -> MlxEngine:
-        return MlxEngine(self.loaded, PlainTokenizer(), self.kv)
+        return MlxEngine(self.loaded, PlainTokenizer(), self.kv, self.steps)
 
     @cached_property
     def reading(self) -> KVReading:

@@ -1,6 +1,7 @@
 # pyright: basic
 """Attention, norms, rotations and sigmoid as this repository writes them for MLX's CPU build are those of MLX."""
 
+import ctypes
 import subprocess
 import sys
 from typing import Any
@@ -189,3 +190,27 @@ def test_only_the_cpu_is_helped(device: str, said: str) -> None:
     """On a GPU MLX's own kernels stay. In a process of its own, since it replaces them for all."""
     ended = subprocess.run([sys.executable, "-c", PROGRAM, device], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == said
+
+
+_ALLOCATES_TWICE = """
+import resource
+import mlx.core as mx
+from worker import mlx_cpu
+
+mlx_cpu.install()
+faults = []
+for _ in range(3):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    mx.eval([mx.zeros((4, 3, 512, 64)) for _ in range(40)])
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(*faults)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux") or not hasattr(ctypes.CDLL(None), "mallopt"), reason="glibc")
+def test_freed_memory_is_used_again() -> None:
+    """63 MB of arrays, made, freed and made again: the second time the system has no page to clear for them."""
+    ran = subprocess.run([sys.executable, "-c", _ALLOCATES_TWICE], capture_output=True, text=True, check=True)
+    first, _, third = map(int, ran.stdout.split())
+    assert first > 10_000
+    assert third < first / 10

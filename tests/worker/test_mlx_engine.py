@@ -286,6 +286,44 @@ def test_a_parked_row_goes_on_where_it_was(model_of: Callable[[str], Model], fam
 
 
 @pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("back", ["abc", "ca", "b", ""])
+def test_a_whole_batch_is_parked_and_taken_back(model_of: Callable[[str], Model], family: str, back: str) -> None:
+    """It stays whole while another row decodes. Then all of it comes back; or a part, and of the others one is dropped
+    and one comes later. Each says what it says alone, and none keeps the batch in memory once it is not whole."""
+    model = model_of(family)
+    desk = Desk(model)
+    if not desk.engine.is_batchable:
+        pytest.skip("served one row at a time")
+    lengths = {"a": 30, "b": 70, "c": 11}
+    for seed, (name, length) in enumerate(lengths.items()):
+        desk.start(name, prompt(seed, length), max_tokens=24)
+        desk.step()
+    desk.read()
+    for name in lengths:
+        desk.engine.park(prepared(name, ()).request_id)
+    desk.start("q", prompt(9, 20), max_tokens=6)
+    while "q" in desk._running:
+        desk.step()
+    assert set(desk.engine._aside) == set(lengths)
+    dropped, *later = [*(name for name in lengths if name not in back), "nobody"]
+    for name in back:
+        desk.engine.join(prepared(name, ()).request_id)
+    if back:
+        desk.step()
+    if dropped in lengths:
+        desk.leave(dropped)
+    assert not desk.engine._aside
+    for name in later[:-1]:
+        desk.engine.join(prepared(name, ()).request_id)
+    desk.run()
+
+    assert desk.drawn["q"] == model.says(prompt(9, 20), 6)
+    for seed, (name, length) in enumerate(lengths.items()):
+        if name != dropped:
+            assert desk.drawn[name] == model.says(prompt(seed, length), 24)
+
+
+@pytest.mark.parametrize("family", KINDS)
 def test_a_row_may_be_parked_before_its_first_step(model_of: Callable[[str], Model], family: str) -> None:
     """Of a prompt of one token nothing is held yet."""
     model = model_of(family)

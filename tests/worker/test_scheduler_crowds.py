@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from protocol.ids import RequestId
 from tests.worker.parts import everybody
 from worker.pacing import SchedulerSettings
+from worker.rows import due_after_seconds
 from worker.scheduler import Scheduler
 from worker.sequence import Lane, Sequence
 from worker.steps import Decode, Idle, Join, Mixed, Open, Park, Preempt, Prefill
@@ -148,7 +149,7 @@ class Room:
         parked, decoding = self.parked(), self.decoding()
         for sequence in parked:
             name = sequence.request_id
-            if self.now - sequence.parked_since >= self.settings.parked_seconds:
+            if self.now - sequence.parked_since >= due_after_seconds(self.settings, sequence.lane):
                 self.due_at_row.setdefault(name, self.rows_given + 2 * (len(parked) + len(decoding)))
                 assert self.rows_given <= self.due_at_row[name], f"{name} was due and others got rows"
         highest = min((s.lane for s in parked), default=WARM)
