@@ -79,7 +79,9 @@ class Scheduler(SchedulerBooks):
             return self._slice_of(self._leader_of(sequence) or sequence, lane)  # rule 6
         if places.highest_row is not None:
             return self._rest_before(places.highest_row, now) or Decode()
-        deadlines = (s.blocks_deadline for line in places.lines for s in line.fetching)
+        deadlines = [s.blocks_deadline for line in places.lines for s in line.fetching]
+        if places.parked:  # a batch row, which waits for nothing but that
+            deadlines.append(self._answer_due(Lane.BATCH, now))
         return Idle(min((each for each in deadlines if each is not None), default=None))
 
     def next_before(self, lane: Lane, stopped: Collection[RequestId], now: float) -> Step | None:

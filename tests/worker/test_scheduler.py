@@ -521,6 +521,17 @@ def test_no_batch_row_comes_while_a_higher_one_decodes_or_a_prompt_of_its_class_
     assert made.next_step(1.0) == Join(B)
 
 
+def test_a_batch_row_waits_for_the_disks_answer_to_a_higher_prompt_and_not_for_its_blocks() -> None:
+    """Those may take seconds to read."""
+    made = scheduler()
+    finish_prompt(made, sequence(B, 10, BATCH), 0.0)
+    fetching = sequence(C, 100, I, arrived=1.0)
+    fetching.blocks_deadline, fetching.answer_due = 6.0, 1.02
+    made.add(fetching)
+    assert made.next_step(1.0) == Idle(1.02)
+    assert made.next_step(1.02) == Join(B)
+
+
 def test_what_rows_hold_counts_when_batch_rows_stretch_steps() -> None:
     """Steps of the interactive row alone were measured when it held much; beside what a short one takes, the same step
     with a batch row is far too long."""
