@@ -43,6 +43,7 @@ class SchedulerBooks:
         self._slices = [0 for _ in LANES]
         self._let_by = [0 for _ in LANES]
         self._starts = [0 for _ in LANES]
+        self._row_came = False
         self._rows_elsewhere: Lane | None = None
         self._slices_held_by = ""
         self._slices_stop = True
@@ -91,10 +92,10 @@ class SchedulerBooks:
         """Whether the rows that decode ride along in slices."""
         return self._settings.slices == "mixed" and self.is_decoding and self.costs.mixing_pays()
 
-    @property
-    def is_attended(self) -> bool:
-        """Whether somebody of a higher class than batch is here, or was lately: the next may come at any moment."""
-        return self._is_here() or self._unattended_seconds < self._settings.attended_seconds
+    def is_attended(self, seconds: float) -> bool:
+        """Whether somebody of a higher class than batch is here, or was in the last seconds that the device worked: the
+        next may come at any moment."""
+        return self._is_here() or self._unattended_seconds < seconds
 
     def _is_here(self) -> bool:
         highest = self.places.highest
@@ -182,6 +183,7 @@ class SchedulerBooks:
         self.costs.mixed(step.tokens, sequence.prefilled, rows, seconds)
         decoded_seconds = min(self.costs.step_seconds(rows), seconds)
         self._charge_rows(decoded_seconds)
+        self._stepped()
         # What its own lane owes is less by this step below; of the others' debts it pays as much as any step does.
         self._debts.pay(decoded_seconds, but=step.lane)
         self._had_device(step, sequence, seconds, decoded_seconds)
@@ -224,6 +226,7 @@ class SchedulerBooks:
     def joined(self, request_id: RequestId, now: float) -> None:
         """A parked row takes part in decode."""
         sequence = self.places.join(request_id)
+        self._row_came = True
         self._waits.leave(sequence)
         is_due = self._rows.is_due(sequence, now)
         self._rows.given("due" if is_due else "not due")
@@ -255,10 +258,12 @@ class SchedulerBooks:
     def decoded(self, seconds: float, rows: int, *, launched_seconds: float = 0.0) -> None:
         """Rows had `seconds` of the device, in which a step of so many of them ended; it had been launched for
         `launched_seconds` before, which were told then. No rows: the time is that of a launch or of a read only."""
+        decoding = self.places.decoding
         if rows:
-            decoding = self.places.decoding
-            held_tokens = sum(s.tokens for s in decoding.values()) if len(decoding) == rows else None
-            self.costs.stepped(rows, launched_seconds + seconds, held_tokens)
+            if not self._row_came or not self.costs.knows_step(rows):  # that step is slow for another reason
+                held_tokens = sum(s.tokens for s in decoding.values()) if len(decoding) == rows else None
+                self.costs.stepped(rows, launched_seconds + seconds, held_tokens)
+            self._stepped()
         self._debts.pay(seconds)
         self._charge_rows(seconds)
         self._count_held(seconds, None)
@@ -272,9 +277,13 @@ class SchedulerBooks:
         """A step of all rows, or more of them."""
         decoding = self.places.decoding
         for sequence in decoding.values():
+            self._tenants.charge(sequence.tenant, seconds / len(decoding))
+
+    def _stepped(self) -> None:
+        self._row_came = False
+        for sequence in self.places.decoding.values():
             sequence.steps_owed = 0
             sequence.has_stepped = True
-            self._tenants.charge(sequence.tenant, seconds / len(decoding))
 
     def _forgive(self) -> None:
         if not self.places.decoding:

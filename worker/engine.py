@@ -61,7 +61,8 @@ class Engine(Protocol[Payload]):
 
     def decode(self) -> list[Drawn]:
         """Run a decode step of all rows and give its tokens. Where the host goes on while the device computes: launch
-        it, and give the tokens of the one before, if those are unread."""
+        it, and give the tokens of the one before, if those are unread; a row's first token is not kept waiting for a
+        launch, then this only reads."""
         ...
 
     def read(self) -> list[Drawn]:

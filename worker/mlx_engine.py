@@ -6,7 +6,7 @@ Decode is pipelined one step deep, on a GPU: the next step is launched from the 
 are read, so the host's work (text, stops, sockets) runs beside the device's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -69,6 +69,14 @@ class Row:
         return self.is_unread and self.drawn + 1 >= self.prepared.max_tokens
 
 
+@dataclass
+class _Aside:
+    """A whole batch that was parked: its rows hold parts of it, which are not computed before they join again."""
+
+    rows: dict[RequestId, Row]
+    size: int
+
+
 class MlxEngine:
     """See `worker.engine.Engine`. Make it on the thread that loaded the model, and use it there only.
 
@@ -92,8 +100,7 @@ class MlxEngine:
         self._rows: list[Row] = []
         self._caches: list[Any] = []
         self._leaving: dict[RequestId, Row] = {}  # parked, and still among the rows
-        self._aside: dict[RequestId, Row] = {}  # parked together; what their caches hold may not be computed yet
-        self._aside_rows = 0
+        self._asides: list[_Aside] = []
         self._inputs: mx.array | None = None  # [rows], lazy: what each row's next step reads
         self._logprobs: tuple[mx.array, ...] | None = None  # of `_inputs`
         self._vocabulary_size = 0
@@ -195,7 +202,7 @@ class MlxEngine:
     def join(self, request_id: RequestId) -> None:
         self._let_leave()
         row = self._alone.pop(request_id)
-        self._aside.pop(request_id, None)
+        self._leave_aside([request_id])
         caches, row.caches = row.caches, []
         first_input = mx.array([row.token_ids[-1]], mx.uint32)
         if self._sampler is None:
@@ -240,22 +247,31 @@ class MlxEngine:
                 row.caches = self._caches
             self._alone[request_id] = row
         staying = [i for i, row in enumerate(self._rows) if row.prepared.request_id not in leaving]
-        self._settle_aside()
-        self._aside, self._aside_rows = leaving, len(leaving)
-        if staying:
-            self._settle_aside()
+        # What came from a batch that is not whole any more may not be computed either, and hold all of that.
+        is_settled = not self._settle_asides()
+        if staying or not is_settled:
+            mx.eval([cache.state for row in leaving.values() for cache in row.caches])
+        else:
+            self._asides.append(_Aside(leaving, len(leaving)))
         self._keep_rows(staying)
 
-    def _settle_aside(self) -> None:
-        """Give those of a batch that was parked whole caches of their own: it would stay in memory for each of them."""
-        mx.eval([cache.state for row in self._aside.values() for cache in row.caches])
-        self._aside, self._aside_rows = {}, 0
+    def _settle_asides(self) -> bool:
+        """Give those of a batch that is not whole any more caches of their own: it would stay in memory for each of
+        them. Says whether there was such a batch."""
+        parted = [aside for aside in self._asides if len(aside.rows) < aside.size]
+        mx.eval([cache.state for aside in parted for row in aside.rows.values() for cache in row.caches])
+        self._asides = [aside for aside in self._asides if len(aside.rows) == aside.size]
+        return bool(parted)
+
+    def _leave_aside(self, request_ids: Iterable[RequestId]) -> None:
+        for request_id in request_ids:
+            for aside in self._asides:
+                aside.rows.pop(request_id, None)
 
     def _settle_batch(self) -> None:
-        """Before a step: who was parked leaves, and a batch that some have left again, of those parked, is none."""
+        """Before a step."""
         self._let_leave()
-        if len(self._aside) < self._aside_rows:
-            self._settle_aside()
+        self._settle_asides()
 
     def decode(self) -> list[Drawn]:
         self._settle_batch()
@@ -265,6 +281,9 @@ class MlxEngine:
         if self._steps % _CLEAR_EVERY_STEPS == 0:
             mx.clear_cache()
         if all(row.ends_with_next_read for row in self._rows):
+            return self.read()
+        if any(row.is_unread and row.drawn == 0 for row in self._rows):
+            # Somebody waits for a first token: not also for the host to launch the next step.
             return self.read()
         self._stand_together()
         logits = self._model(self._inputs[:, None], cache=self._caches)[:, -1, :]
@@ -370,13 +389,14 @@ class MlxEngine:
         return State(arrays, state_bytes(arrays))
 
     def drop(self, request_ids: Sequence[RequestId]) -> None:
-        self._let_leave()
         leaving = set(request_ids)
         for request_id in leaving:
+            self._leaving.pop(request_id, None)
+        self._let_leave()
+        for request_id in leaving:
             self._alone.pop(request_id, None)
-        if not leaving.isdisjoint(self._aside):
-            self._aside = {name: row for name, row in self._aside.items() if name not in leaving}
-            self._settle_aside()
+        self._leave_aside(leaving)
+        self._settle_asides()
         keep = [i for i, row in enumerate(self._rows) if row.prepared.request_id not in leaving]
         if len(keep) < len(self._rows):
             self._keep_rows(keep)

@@ -7,7 +7,7 @@ stands what each gets; the scheduler asks, and does.
   the step after it; mixed, it is one pass, which is the step as well.
 - *Worth.* But a slice is not so short that starting it costs more than its tokens do, and a mixed pass not so short
   that less than `_WORTHWHILE` of it is the prompt's. A batch prompt beside rows of a higher class has no such claim:
-  its mixed passes, which it has while another model is at work, are `stretch` times a step, or a few tokens.
+  its mixed passes, which it has while another model is at work, are `_MIXED_STRETCH` times a step, or a few tokens.
 - *Share.* Rows keep `_SHARES` of the time. A slice of T seconds owes them `share / (1 - share) * T` of decode before
   the next one. In a mixed pass they decoded already: it owes only what a step lacks to their share of its T seconds,
   and that is paid when it has become a step.
@@ -50,7 +50,8 @@ class SchedulerSettings:
     lower_lane_every: int = 16
     tenant_lead_seconds: float = 5.0
     stretch: float = 1.1
-    attended_seconds: float = 300.0
+    attended_seconds: float = 10.0
+    unmixed_seconds: float = 300.0
     part_seconds: float = 0.02
     parked_seconds: float = 10.0
     stint_seconds: float = 0.5
@@ -99,6 +100,7 @@ _PARTS = {Lane.STANDARD: 1.0, Lane.BATCH: 0.5, Lane.WARM: 0.5}
 """How long a part of a slice may be, in `part_seconds`. One of a batch slice comes between two tokens of somebody."""
 
 _WORTHWHILE = 0.4
+_MIXED_STRETCH = 1.25
 
 
 def idle_slice_seconds(settings: SchedulerSettings, prompt: Lane) -> float:
@@ -150,7 +152,7 @@ def mixed_pass_tokens(settings: SchedulerSettings, costs: CostModel, context: in
     """
     rows, least = beside.rows, settings.mixed_floor_tokens
     if lane > beside.lane and lane >= Lane.BATCH:
-        seconds = settings.stretch * costs.step_seconds(rows)
+        seconds = _MIXED_STRETCH * costs.step_seconds(rows)
     else:
         seconds = gap_seconds(settings, lane, beside.lane)
         least = max(least, costs.worthwhile_tokens(_WORTHWHILE, context, rows))

@@ -1,6 +1,7 @@
 """Which of the rows that are done with their prompt should decode now, or stop to. Pure: rule 2 of the scheduler."""
 
-from typing import Literal, assert_never
+from collections.abc import Collection, Iterable
+from typing import Literal
 
 from worker.cost_model import CostModel
 from worker.pacing import SchedulerSettings
@@ -40,13 +41,13 @@ class RowTurns:
         for sequence in self.in_turn(now):
             if len(places.decoding) < self._settings.max_rows:
                 is_served = sequence.lane is not Lane.BATCH or self.is_due(sequence, now)
-                if is_served or self._may_come(higher_prompts):
+                if is_served or self._may_come(sequence, higher_prompts):
                     # Before it joins: while it waits for its token, and before its KV is one with theirs.
-                    goes = self._stretches(last, beside=sequence)
+                    goes = self._in_the_way(last, beside=sequence)
                     return Park(goes.request_id) if goes else Join(sequence.request_id)
             elif last is not None and sequence.lane < last.lane:
                 return Park(last.request_id)
-        goes = self._stretches(last)
+        goes = self._in_the_way(last)
         return Park(goes.request_id) if goes else None
 
     def is_due(self, parked: Sequence, now: float) -> bool:
@@ -67,38 +68,39 @@ class RowTurns:
 
         return sorted(self._places.parked.values(), key=turn)
 
-    def _may_come(self, higher_prompts: Literal["now", "any moment", "none"]) -> bool:
-        """Whether a batch row, which is not due, makes nobody of a higher class wait: the step after a row came is
-        slow, and he who came may have to go soon."""
-        rows = len(self._places.decoding)
-        if self._places.rows_of(Lane.BATCH) < rows:
+    def _may_come(self, sequence: Sequence, higher_prompts: Literal["now", "any moment", "none"]) -> bool:
+        """Whether a batch row, which is not due, makes nobody of a higher class wait."""
+        rows = [*self._places.decoding.values(), sequence]
+        # The step after a row came is slow, and who lengthens steps a bit more than was thought has to go again.
+        much = (1 + self._settings.stretch) / 2
+        if higher_prompts == "now" and self._lengthens(rows, much, coming=1):
             return False
-        match higher_prompts:
-            case "now":
-                return False
-            case "any moment":
-                return not self._are_enough(rows)
-            case "none":
-                return True
-            case _:
-                assert_never(higher_prompts)
+        if self._higher(rows):
+            return not self._lengthens(rows, much)
+        return higher_prompts != "any moment" or not self._are_enough(len(rows) - 1)
 
     def _are_enough(self, rows: int) -> bool:
         """Whether with one batch row more a step would be too long for who may come meanwhile, and waits for its end.
         One may decode in any case."""
         return rows > 0 and self._costs.step_seconds(rows + 1) > _ATTENDED_STEP * self._costs.step_seconds(1)
 
-    def _stretches(self, last: Sequence | None, *, beside: Sequence | None = None) -> Sequence | None:
-        """The batch row that joined last, if the batch rows make decode steps of the others, and of the one that is
-        to join, more than `stretch` times as long as they would be of these alone, with what they hold now."""
+    def _in_the_way(self, last: Sequence | None, *, beside: Sequence | None = None) -> Sequence | None:
+        """The batch row that joined last, if the batch rows stretch decode steps of the others, and of the one that is
+        to join."""
         if last is None or last.lane is not Lane.BATCH:
             return None
         rows = [*self._places.decoding.values(), *([] if beside is None else [beside])]
-        higher = [s for s in rows if s.lane is not Lane.BATCH]
-        if not higher:
-            return None
-        if not self._costs.knows_step(len(higher)):
-            return last  # how else to learn what the higher rows alone would take
-        alone_seconds = self._costs.step_seconds(len(higher), sum(s.tokens for s in higher))
-        together_seconds = self._costs.step_seconds(len(rows), sum(s.tokens for s in rows))
-        return last if together_seconds > self._settings.stretch * alone_seconds else None
+        return last if self._higher(rows) and self._lengthens(rows, self._settings.stretch) else None
+
+    def _lengthens(self, rows: Collection[Sequence], times: float, *, coming: int = 0) -> bool:
+        """Whether steps of these rows, and of so many that come, take more than `times` as long as without the batch
+        rows, with what they hold now."""
+        higher = self._higher(rows)
+        if not self._costs.knows_step(len(higher) + coming):
+            return True  # how else to learn what the higher rows alone would take
+        alone_seconds = self._costs.step_seconds(len(higher) + coming, sum(s.tokens for s in higher))
+        together_seconds = self._costs.step_seconds(len(rows) + coming, sum(s.tokens for s in rows))
+        return together_seconds > times * alone_seconds
+
+    def _higher(self, rows: Iterable[Sequence]) -> list[Sequence]:
+        return [s for s in rows if s.lane is not Lane.BATCH]

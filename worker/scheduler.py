@@ -6,11 +6,11 @@ Who goes next, in the order it is asked:
    again, and goes on from where he was; what the prefix cache kept of it need not be computed again. So is a lower
    class's row when a prompt whose turn has come finds no room otherwise.
 2. **Rows.** A prompt that is done joins the decode batch as soon as a row is free. A row is *parked*, with its KV, when
-   a higher class needs its place. Rows of the batch class also when they would stretch the others' decode steps to more
-   than `stretch` times; they come when nobody higher decodes or has a prompt to run, and only as many, for
-   `attended_seconds`, as make no step too long for who may come. Who had no stint of `stint_seconds` in
-   `parked_seconds` (batch rows: in a minute) is *due*: every other row that gets free is his before anybody else's, who
-   was due first first, and for a stint nobody parks him again (`rows`).
+   a higher class needs its place. Rows of the batch class also when they would stretch the decode steps of those who
+   read along, or of one who is about to, to more than `stretch` times; half as much is too much for one to come. And
+   only as many come, for `attended_seconds` after anybody higher, as make no step too long for the next. Who had no
+   stint of `stint_seconds` in `parked_seconds` (batch rows: in six times as long) is *due*: every other row that gets
+   free is his before anybody else's, who was due first first, and for a stint nobody parks him again (`rows`).
 3. **Decode before prefill, while decode is owed.** What a slice owes the decoding rows is paid before the next slice
    of its lane or a lower one (`pacing`). So is a row's first token, before slices of its lane and of lower ones.
 4. **Lane.** Of the prompts that can run a slice, those of the highest lane go first. A lane that let
@@ -29,8 +29,8 @@ A prompt can run a slice when it has started, or may: `readiness` says when.
 
 So nobody waits without end, however many others come, but what only warms the cache. A lane starts a prompt at least
 every `parked_seconds` and `lower_lane_every` slices of higher lanes, and one of `oldest_every` is its oldest. Started,
-that one waits for as many slices at most for each of its own, and for what those owe. Its prompt done, it is due after
-`parked_seconds`, and waits for two rows to get free for each that is due before it. And who is of the highest class
+that one waits for as many slices at most for each of its own, and for what those owe. Its prompt done, it is due when
+`rows` says, and waits for two rows to get free for each that is due before it. And who is of the highest class
 waits for a row that one of a lower has for a stint at most, and for another for each of his class before him.
 
 A slice is bounded by *time*, as `pacing` says. One of a lower class stops between two layers when somebody of a higher
@@ -39,7 +39,7 @@ one came, and goes on in parts between the steps of his row (`next_before`).
 Where the engine can, and where it was measured to be no slower, a slice beside decoding rows is *mixed*: the same pass
 gives each row its next token. Rows of the batch class alone do not ride along with a prompt of a higher one: they would
 make its passes longer. And no rows ride along with batch prompts while somebody of a higher class is here, and for
-`attended_seconds` after: a mixed pass stops for nobody.
+`unmixed_seconds` after: a mixed pass stops for nobody.
 
 What the rules look at is in `books`, which also hear what happened; who stands where, in `places`.
 """
@@ -110,9 +110,10 @@ class Scheduler(SchedulerBooks):
 
     def _higher_prompts(self, can_run: Collection[Lane], now: float) -> Literal["now", "any moment", "none"]:
         """When prompts of a higher class than batch have something to run."""
-        if any(lane < Lane.BATCH for lane in can_run) or self._answer_due(Lane.BATCH, now) is not None:
+        has_one = not self._slices_held_by and any(lane < Lane.BATCH for lane in can_run)
+        if has_one or self._answer_due(Lane.BATCH, now) is not None:
             return "now"
-        return "any moment" if self.is_attended else "none"
+        return "any moment" if self.is_attended(self._settings.attended_seconds) else "none"
 
     def _rest_before(self, lane: Lane, now: float) -> Rest | None:
         """Rule 8: until the disk should have answered those of higher lanes whom it has not."""
@@ -190,7 +191,7 @@ class Scheduler(SchedulerBooks):
     def _rows_stay_behind(self, lane: Lane) -> bool:
         """Whether rows that could ride along in a slice do not."""
         if lane >= Lane.BATCH:
-            return self._slices_stop and self.is_attended
+            return self._slices_stop and self.is_attended(self._settings.unmixed_seconds)
         return self.places.highest_row is Lane.BATCH
 
     def _has_to_learn_steps(self) -> bool:

@@ -304,7 +304,7 @@ def test_a_whole_batch_is_parked_and_taken_back(model_of: Callable[[str], Model]
     desk.start("q", prompt(9, 20), max_tokens=6)
     while "q" in desk._running:
         desk.step()
-    assert set(desk.engine._aside) == set(lengths)
+    assert [set(aside.rows) for aside in desk.engine._asides] == [set(lengths)]
     dropped, *later = [*(name for name in lengths if name not in back), "nobody"]
     for name in back:
         desk.engine.join(prepared(name, ()).request_id)
@@ -312,7 +312,7 @@ def test_a_whole_batch_is_parked_and_taken_back(model_of: Callable[[str], Model]
         desk.step()
     if dropped in lengths:
         desk.leave(dropped)
-    assert not desk.engine._aside
+    assert not desk.engine._asides
     for name in later[:-1]:
         desk.engine.join(prepared(name, ()).request_id)
     desk.run()

@@ -505,20 +505,60 @@ def test_batch_rows_leave_before_a_higher_row_joins() -> None:
     assert made.next_step(1.0) == Decode()
 
 
-def test_no_batch_row_comes_while_a_higher_one_decodes_or_a_prompt_of_its_class_runs() -> None:
-    """The step after it came is slow, and it may have to leave soon; when nobody is there it comes."""
+@pytest.mark.parametrize(("row_seconds", "comes"), [(0.002, False), (0.0002, True)])
+def test_a_batch_row_comes_beside_higher_ones_where_it_costs_nothing(*, row_seconds: float, comes: bool) -> None:
+    """While one decodes, and while one's prompt runs. When nobody is there it comes in any case."""
     made = scheduler(max_rows=8)
-    learn_steps(made, *[0.02] * 8)
+    learn_steps(made, *(0.02 + row_seconds * row for row in range(8)))
     start_decoding(made, sequence(A, 10, I))
     finish_prompt(made, sequence(B, 10, BATCH), 1.0)
-    assert made.next_step(1.0) == Decode()
+    assert made.next_step(1.0) == (Join(B) if comes else Decode())
     made.remove(A)
     made.add(sequence(C, 100, I, arrived=1.0))
-    assert made.next_step(1.0) == Open(C)
+    assert made.next_step(1.0) == (Join(B) if comes else Open(C))
     made.opened(C, 0, 1.0)
-    assert isinstance(made.next_step(1.0), Prefill)
+    assert isinstance(made.next_step(1.0), Join if comes else Prefill)
     made.remove(C)
     assert made.next_step(1.0) == Join(B)
+
+
+def test_batch_rows_come_while_a_higher_prompt_is_held_by_another_model() -> None:
+    """It cannot run, so it waits for nobody here."""
+    made = scheduler(max_rows=8)
+    learn_steps(made, 0.02, 0.03, 0.04)
+    finish_prompt(made, sequence(B, 10, BATCH), 1.0)
+    made.add(sequence(C, 100, I, arrived=1.0))
+    made.opened(C, 0, 1.0)
+    assert isinstance(made.next_step(1.0), Prefill)
+    made.beside(I, "another model")
+    assert made.next_step(1.0) == Join(B)
+
+
+def test_a_read_is_no_stint() -> None:
+    """What a launch or a read takes is told without rows: who joined before it has not had a token for it."""
+    made = scheduler(max_rows=4)
+    learn_steps(made, 0.02, 0.04)
+    start_decoding(made, sequence(A, 10, BATCH))
+    start_decoding(made, sequence(C, 10, I))
+    play(made, Park(A), 1.0)
+    play(made, made.next_step(61.0), 61.0)
+    made.decoded(0.001, 0)
+    assert made.next_step(63.0) == Decode()
+
+
+def test_the_step_after_a_row_came_says_nothing_of_steps() -> None:
+    """But for the first of so many rows."""
+    made = scheduler(max_rows=4)
+    learn_steps(made, 0.02, 0.021)
+    start_decoding(made, sequence(A, 10, S))
+    start_decoding(made, sequence(B, 10, S))
+    made.decoded(0.5, 2)
+    assert made.costs.step_seconds(2) == 0.021
+    made.decoded(0.5, 2)
+    assert made.costs.step_seconds(2) > 0.021
+    start_decoding(made, sequence(C, 10, S))
+    made.decoded(0.5, 3)
+    assert made.costs.step_seconds(3) == 0.5
 
 
 def test_a_batch_row_waits_for_the_disks_answer_to_a_higher_prompt_and_not_for_its_blocks() -> None:
@@ -1319,7 +1359,7 @@ def test_a_batch_row_beside_endless_interactive_ones_goes_on(higher_rows: int, r
         start_decoding(made, sequence(RequestId(f"i{i}"), 10, I))
     start_decoding(made, sequence(A, 10, BATCH))
     now, last_decoded, served = 0.0, 0.0, 0.0
-    while now < 360:
+    while now < 130:
         step = made.next_step(now)
         if isinstance(step, Decode):
             seconds = row_seconds * len(made.places.decoding)
@@ -1332,4 +1372,4 @@ def test_a_batch_row_beside_endless_interactive_ones_goes_on(higher_rows: int, r
             play(made, step, now)
         assert now - last_decoded <= 61
 
-    assert 360 * 0.5 / 61 - 0.5 <= served <= 360 * 0.02 + 1
+    assert 130 * 0.5 / 61 - 0.5 <= served <= 130 * 0.02 + 1
