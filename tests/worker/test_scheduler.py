@@ -1351,6 +1351,7 @@ def test_neither_prefill_nor_decode_starves(
     simulate(machine, arrivals, max_rows, slices, watch)
 
 
+@settings(max_examples=25)
 @given(st.integers(1, 3), st.floats(0.005, 0.05))
 def test_a_batch_row_beside_endless_interactive_ones_goes_on(higher_rows: int, row_seconds: float) -> None:
     """At least half a second of decode in every minute."""
