@@ -86,7 +86,7 @@ _GAPS = {
 with batch rows; but who comes meanwhile waits for the pass to end."""
 
 _SHARES = {
-    Lane.INTERACTIVE: _Values(0.5, 0.5, 0.9),
+    Lane.INTERACTIVE: _Values(0.54, 0.54, 0.9),
     Lane.STANDARD: _Values(0.15, 0.15, 0.8),
     Lane.BATCH: _Values(0.1, 0.2, 0.5),
 }

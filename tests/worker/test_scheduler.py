@@ -7,7 +7,7 @@ from typing import Any, Literal
 from unittest.mock import ANY
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.ids import BLOCK_TOKENS, Grain, RequestId
