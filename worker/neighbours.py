@@ -377,7 +377,7 @@ class Sharing:
     def decoded(self, now: float) -> None:
         """A step ended. It took the time since the one before, unless something else came between.
 
-        Rests come after some steps, not each: steps are pipelined, so one alone runs during the rest after it.
+        Rests come after some steps, not each: on a GPU steps are pipelined, so one alone runs during the rest after it.
         """
         self._decode_steps += 1
         seconds = None if self._last_decoded is None else now - self._last_decoded
