@@ -32,7 +32,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 _KEPT_BYTES = 256 << 20
 _KEPT_BYTES_AT_ONCE = 32 << 20
-"""The most that glibc takes. An array that is larger goes back to the system; what is kept is counted by each thread."""
+"""The most that glibc takes. An array that is larger goes back to the system; each thread keeps as much."""
 
 _LOG2_E = math.log2(math.e)
 _QUERIES_AT_ONCE = 64
