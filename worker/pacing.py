@@ -91,7 +91,8 @@ _SHARES = {
     Lane.BATCH: _Values(0.1, 0.2, 0.5),
 }
 """By the highest lane that decodes: the part of the time it keeps while a prompt is prefilled. Who reads along keeps
-half of his speed; a program's stream only has to go on, so that the next program's first token comes soon."""
+half of his speed, with something for what the books do not see; a program's stream only has to go on, so that the next
+program's first token comes soon."""
 
 _IDLE_GAPS = {Lane.INTERACTIVE: 1.0, Lane.STANDARD: 1.0, Lane.BATCH: 0.25, Lane.WARM: 0.25}
 """When nothing decodes, in `idle_slice_seconds`: the lower the lane, the sooner it has to let a higher one by."""

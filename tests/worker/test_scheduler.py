@@ -682,7 +682,7 @@ def test_a_slice_that_delays_nobody_may_be_longer(lane: Lane, tokens: int) -> No
 
 @pytest.mark.parametrize(
     ("rows", "prompt", "share"),
-    [(I, I, 0.5), (I, S, 0.9), (I, BATCH, 0.9), (S, S, 0.15), (S, I, 0.15), (BATCH, S, 0.1)],
+    [(I, I, 0.54), (I, S, 0.9), (I, BATCH, 0.9), (S, S, 0.15), (S, I, 0.15), (BATCH, S, 0.1)],
 )
 def test_a_slice_is_paid_back_in_decode_time(rows: Lane, prompt: Lane, share: float) -> None:
     """The decoding rows keep their share of the time."""
@@ -985,8 +985,8 @@ def test_rows_of_a_higher_class_keep_nine_tenths() -> None:
 
 
 def test_what_a_mixed_pass_owes_is_paid_in_whole_steps() -> None:
-    """Interactive rows keep half of their speed beside an interactive prompt, and not much more: a small debt is left
-    to grow."""
+    """Interactive rows keep a bit more than half of their speed beside an interactive prompt: a small debt is left to
+    grow."""
     made = beside_rows(I, I, step_seconds=0.06)
     steps, now = 0, 0.0
     while now < 20:
@@ -996,7 +996,7 @@ def test_what_a_mixed_pass_owes_is_paid_in_whole_steps() -> None:
         steps += 1
         play(made, step, now, seconds)
 
-    assert steps * 0.06 / 20 == pytest.approx(0.5, abs=0.02)
+    assert steps * 0.06 / 20 == pytest.approx(0.54, abs=0.02)
 
 
 def test_who_waits_beside_rows_is_told_what_mixed_passes_take() -> None:
