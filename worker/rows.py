@@ -75,7 +75,7 @@ class RowTurns:
         much = (1 + self._settings.stretch) / 2
         if higher_prompts == "now" and self._lengthens(rows, much, coming=1):
             return False
-        if self._higher(rows):
+        if _higher(rows):
             return not self._lengthens(rows, much)
         return higher_prompts != "any moment" or not self._are_enough(len(rows) - 1)
 
@@ -90,17 +90,18 @@ class RowTurns:
         if last is None or last.lane is not Lane.BATCH:
             return None
         rows = [*self._places.decoding.values(), *([] if beside is None else [beside])]
-        return last if self._higher(rows) and self._lengthens(rows, self._settings.stretch) else None
+        return last if _higher(rows) and self._lengthens(rows, self._settings.stretch) else None
 
     def _lengthens(self, rows: Collection[Sequence], times: float, *, coming: int = 0) -> bool:
         """Whether steps of these rows, and of so many that come, take more than `times` as long as without the batch
         rows, with what they hold now."""
-        higher = self._higher(rows)
+        higher = _higher(rows)
         if not self._costs.knows_step(len(higher) + coming):
             return True  # how else to learn what the higher rows alone would take
         alone_seconds = self._costs.step_seconds(len(higher) + coming, sum(s.tokens for s in higher))
         together_seconds = self._costs.step_seconds(len(rows) + coming, sum(s.tokens for s in rows))
         return together_seconds > times * alone_seconds
 
-    def _higher(self, rows: Iterable[Sequence]) -> list[Sequence]:
-        return [s for s in rows if s.lane is not Lane.BATCH]
+
+def _higher(rows: Iterable[Sequence]) -> list[Sequence]:
+    return [s for s in rows if s.lane is not Lane.BATCH]

@@ -323,6 +323,32 @@ def test_a_whole_batch_is_parked_and_taken_back(model_of: Callable[[str], Model]
             assert desk.drawn[name] == model.says(prompt(seed, length), 24)
 
 
+def test_a_row_that_joins_and_leaves_between_two_steps_holds_no_old_batch(llama: Model) -> None:
+    """It came from a batch that was parked whole, and nothing of it was computed meanwhile."""
+    desk = Desk(llama)
+    for seed, name in enumerate("abc"):
+        desk.start(name, prompt(seed, 30), max_tokens=12)
+    desk.step()
+    desk.read()
+    for name in "abc":
+        desk.engine.park(prepared(name, ()).request_id)
+    desk.start("q", prompt(9, 20), max_tokens=6)
+    desk.engine.drop(["q"])  # pyright: ignore[reportArgumentType]
+    del desk._running["q"]
+    assert len(desk.engine._asides) == 1
+    desk.engine.join(prepared("a", ()).request_id)
+    desk.engine.park(prepared("a", ()).request_id)
+    desk.start("r", prompt(8, 20), max_tokens=6)
+    assert not desk.engine._asides
+    for name in "abc":
+        desk.engine.join(prepared(name, ()).request_id)
+    desk.run()
+
+    assert desk.drawn["r"] == llama.says(prompt(8, 20), 6)
+    for seed, name in enumerate("abc"):
+        assert desk.drawn[name] == llama.says(prompt(seed, 30), 12)
+
+
 @pytest.mark.parametrize("family", KINDS)
 def test_a_row_may_be_parked_before_its_first_step(model_of: Callable[[str], Model], family: str) -> None:
     """Of a prompt of one token nothing is held yet."""

@@ -522,6 +522,24 @@ def test_a_batch_row_comes_beside_higher_ones_where_it_costs_nothing(*, row_seco
     assert made.next_step(1.0) == Join(B)
 
 
+def test_batch_rows_are_few_for_ten_seconds_after_somebody_higher() -> None:
+    """Whoever comes waits for a step of theirs to end: it is not much longer than one of a row alone."""
+    made = scheduler(max_rows=8)
+    learn_steps(made, 0.020, 0.022, 0.030)
+    start_decoding(made, sequence(A, 10, I))
+    made.decoded(0.02, 1)
+    made.remove(A)
+    for name in (B, C, D):
+        finish_prompt(made, sequence(name, 10, BATCH), 1.0)
+    for name in (B, C):
+        assert made.next_step(1.0) == Join(name)
+        play(made, Join(name), 1.0)
+    made.decoded(9.9, 0)
+    assert made.next_step(1.0) == Decode()
+    made.decoded(0.2, 0)
+    assert made.next_step(1.0) == Join(D)
+
+
 def test_batch_rows_come_while_a_higher_prompt_is_held_by_another_model() -> None:
     """It cannot run, so it waits for nobody here."""
     made = scheduler(max_rows=8)
@@ -534,14 +552,21 @@ def test_batch_rows_come_while_a_higher_prompt_is_held_by_another_model() -> Non
     assert made.next_step(1.0) == Join(B)
 
 
-def test_a_read_is_no_stint() -> None:
-    """What a launch or a read takes is told without rows: who joined before it has not had a token for it."""
+def due_batch_row_beside_an_interactive_one() -> Scheduler:
+    """A, which makes steps of C twice as long, has just joined for its stint, at 61 s."""
     made = scheduler(max_rows=4)
     learn_steps(made, 0.02, 0.04)
     start_decoding(made, sequence(A, 10, BATCH))
     start_decoding(made, sequence(C, 10, I))
     play(made, Park(A), 1.0)
     play(made, made.next_step(61.0), 61.0)
+    assert A in made.places.decoding
+    return made
+
+
+def test_a_read_is_no_stint() -> None:
+    """What a launch or a read takes is told without rows: who joined before it has not had a token for it."""
+    made = due_batch_row_beside_an_interactive_one()
     made.decoded(0.001, 0)
     assert made.next_step(63.0) == Decode()
 
@@ -597,13 +622,7 @@ def test_what_rows_hold_counts_when_batch_rows_stretch_steps() -> None:
 
 def test_a_stint_is_at_least_a_step() -> None:
     """Whatever else took the time of a stint (a slice on a slow device), the row that came back draws a token first."""
-    made = scheduler(max_rows=4)
-    learn_steps(made, 0.02, 0.04)
-    start_decoding(made, sequence(A, 10, BATCH))
-    start_decoding(made, sequence(C, 10, I))
-    play(made, Park(A), 1.0)
-    play(made, made.next_step(61.0), 61.0)
-    assert A in made.places.decoding
+    made = due_batch_row_beside_an_interactive_one()
     assert made.next_step(63.0) == Decode()
     play(made, Decode(), 63.0, 0.04)
     assert made.next_step(63.1) == Park(A)
